@@ -1,0 +1,26 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up its own environment first.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+OUT ?= out
+# Tests run one process a core, each with one thread: many small tensors, so threads only get in the way.
+WORKERS ?= auto
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.ready
+	$(BIN)/robust-attention demo --out $(OUT)/demo
+
+test: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.ready: pyproject.toml constraints.txt tools/setup
+	PYTHON=$(PYTHON) tools/setup $(VENV)
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist
