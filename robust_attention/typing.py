@@ -1,11 +1,15 @@
 """The legend for shapes and the names of implementations.
 
-B batch, H query heads, Hkv key-value heads (divides H), T queries, S keys, D key width, E value width,
-M blocks (median of means) or mixture components, N samples of a density.
-Suffixes spell shapes out where they help: `logit_BHTS`, `count_MS`.
+B batch, H query heads, T queries, S keys, D key width, E value width, M blocks (median of means), mixture
+components or random features, N samples of a density.
+
+Grouped queries: Hkv key-value heads, Hkv divides H. Inside, heads are split as H = K·G (K = Hkv key-value heads, G
+query heads that share one), so that one broadcast serves every method: `logit_BKGTS`.
+Suffixes spell shapes out where they help; a lower-case letter may be 1 there: `visible_bkgtS`.
 """
 
 from typing import Literal
 
 Impl = Literal["auto", "reference"]
 WeightGrad = Literal["full", "stop"]
+Draw = Literal["bootstrap", "subsample", "partition"]

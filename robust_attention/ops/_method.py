@@ -1,0 +1,85 @@
+"""What a method is, and the registry that puts it under every law, the command line and the docs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from robust_attention.typing import Impl
+
+_registry: dict[str, type["Method"]] = {}
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """An attention: settings as fields, one verb, `attend`."""
+
+    equation: ClassVar[str]
+    """Where it is defined: an equation of the paper, or the paper of a baseline."""
+    summary: ClassVar[str]
+    """One line for tables."""
+    formula: ClassVar[str]
+    """The output h_i in one line."""
+    stochastic: ClassVar[bool] = False
+    """Draws something at random (from its own seed): `draw` gives it, and `attend` takes it as `counts`."""
+    key_tensors: ClassVar[tuple[str, ...]] = ()
+    """Which of the tensors that `attend` takes besides q, k, v run over the keys in their last dimension: whoever permutes
+    keys must permute these too."""
+
+    def __post_init__(self) -> None:
+        """Nothing to check here; settings of a subclass are checked by its own, which calls this one."""
+
+    @abstractmethod
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        impl: Impl = "auto",
+    ) -> Tensor:
+        """Attend: `[B, H, T, D] × [B, Hkv, S, D] × [B, Hkv, S, E] → [B, H, T, E]`.
+
+        Args:
+            attn_mask: boolean, True where a query may look; broadcasts to `[B, H, T, S]`.
+            is_causal: hide the future; the last query is aligned with the last key. Combines with `attn_mask`.
+            impl: "auto" chooses; "reference" runs the plain formula. An explicit one runs or raises.
+        Numerics: 16-bit inputs are computed in float32 and rounded once at the end. A query that sees no key gets 0;
+            one that sees NaN or Inf gets NaN, and no other query is touched by it.
+        """
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Settings that the laws should hold for; the default one at least."""
+        return (cls(),)
+
+    def initial_tensors(
+        self, kv_heads: int, width: int, queries: int, keys: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Sensible values of the tensors that `attend` takes besides q, k, v: what a module would start from."""
+        return {}
+
+
+M = TypeVar("M", bound=type[Method])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Class decorator: make a method known as `name`."""
+
+    def add(cls: M) -> M:
+        known = _registry.get(name)
+        if known is not None:
+            raise ValueError(f"method names must be unique, but {name!r} is {known.__qualname__}; choose another name")
+        _registry[name] = cls
+        return cls
+
+    return add
+
+
+def methods() -> dict[str, type[Method]]:
+    """The registry: name → class, in alphabetical order."""
+    return dict(sorted(_registry.items()))

@@ -1,0 +1,119 @@
+"""Attention from two weighted densities: what RKDE and SPKDE share (eq. 11)."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from robust_attention import _checks
+from robust_attention.ops._call import Call, keys_only, log_weight, masked_log_softmax, run
+from robust_attention.ops._kernel import GaussianKernel
+from robust_attention.robust.gram import squared_distances, unit
+from robust_attention.typing import Impl, WeightGrad
+
+Info = TypeVar("Info")
+
+
+class RobustWeights(tuple[Tensor, Tensor], Generic[Info]):
+    """`joint, marginal` weights, which also carry `info` about how they were found (one for each, or None)."""
+
+    info: tuple[Info, Info]
+
+    def __new__(cls, joint: Tensor, marginal: Tensor, info: tuple[Info, Info]) -> "RobustWeights[Info]":
+        both = super().__new__(cls, (joint, marginal))
+        both.info = info
+        return both
+
+    @property
+    def joint(self) -> Tensor:
+        """ω^joint, of the points [v_j; k̂_j]."""
+        return self[0]
+
+    @property
+    def marginal(self) -> Tensor:
+        """ω^marginal, of the points k̂_j."""
+        return self[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedKernel(GaussianKernel, Generic[Info]):
+    """h_i = Σ_j ω^joint_j κ(q_i, k̂_j) v_j / Σ_j ω^marginal_j κ(q_i, k̂_j), weights over the keys that i may see.
+
+    Numerics: numerator and denominator are normalised by their own largest term, so weights of exactly 0 need no care;
+    the quotient of the two densities is held within e^±79 (float32) or e^±638 (float64).
+    """
+
+    weight_bandwidth: float | None = None
+    """σ of the Grams that the weights come from; None means the kernel's own."""
+    value_bandwidth: float | None = None
+    """σ of the values' part of the joint Gram; None means that of its keys' part."""
+    weight_grad: WeightGrad = "full"
+    """"full" lets gradients flow through the weights, "stop" treats them as constants."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.positive("weight_bandwidth", self.weight_bandwidth, optional=True)
+        _checks.positive("value_bandwidth", self.value_bandwidth, optional=True)
+        _checks.one_of("weight_grad", self.weight_grad, ("full", "stop"))
+
+    @abstractmethod
+    def _solve(self, gram: Tensor, visible: Tensor, prefixes: bool) -> tuple[Tensor, Info]:
+        """Weights `[B, K, g, t, S]` for Grams `[B, K, 1, S, S]` and visible sets `[b, k, g, t, S]`."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        impl: Impl = "auto",
+    ) -> Tensor:
+        return run(self._reference, q, k, v, attn_mask, is_causal, impl)
+
+    def weights(
+        self,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        num_queries: int | None = None,
+    ) -> RobustWeights[Info]:
+        """The robust weights `joint, marginal`, each summing to 1 over the visible keys; `.info` says how they were found.
+
+        Returns: `[B, Hkv, S]`, or `[B, Hkv, T, S]` where queries see different keys; `[B, H, ...]` where heads that
+            share keys do. Float32 for 16-bit inputs. A set without keys, or with NaN or Inf among them, is not
+            weighted (its own row is 0, or leaves those keys out).
+        """
+        call = keys_only(k, v, attn_mask, is_causal, num_queries)
+        with torch.autocast(k.device.type, enabled=False):
+            joint, marginal, info = self._weights(call)
+        joint, marginal = (w.flatten(1, 2).squeeze(2) for w in (joint, marginal))
+        return RobustWeights(joint, marginal, info)
+
+    def _reference(self, call: Call) -> Tensor:
+        joint_BKgtS, marginal_BKgtS, _ = self._weights(call)
+        logit_BKGTS = self.logit(call)
+        share, top = masked_log_softmax(logit_BKGTS + log_weight(joint_BKgtS), call.visible_bkgtS)
+        _, bottom = masked_log_softmax(logit_BKGTS + log_weight(marginal_BKgtS), call.visible_bkgtS)
+        return share @ call.v_BK1SE * _density_ratio(top, bottom)
+
+    def _weights(self, call: Call) -> tuple[Tensor, Tensor, tuple[Info, Info]]:
+        variance = self.variance(call.width) if self.weight_bandwidth is None else self.weight_bandwidth**2
+        value_variance = variance if self.value_bandwidth is None else self.value_bandwidth**2
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.weight_grad == "full"):
+            exponent = squared_distances(unit(call.k_BK1SD)) / (2 * variance)
+            value_exponent = squared_distances(call.v_BK1SE) / (2 * value_variance)
+            marginal, marginal_info = self._solve(torch.exp(-exponent), call.visible_bkgtS, call.prefixes)
+            joint, joint_info = self._solve(torch.exp(-exponent - value_exponent), call.visible_bkgtS, call.prefixes)
+        return joint, marginal, (joint_info, marginal_info)
+
+
+def _density_ratio(top: Tensor, bottom: Tensor) -> Tensor:
+    """exp(top − bottom), held within the dtype's range; 0 where nothing is visible (both −inf)."""
+    bound = 79.0 if top.dtype == torch.float32 else 638.0
+    seen = top > -torch.inf
+    return torch.where(seen, torch.where(seen, top - bottom, 0).clamp(-bound, bound).exp(), 0)

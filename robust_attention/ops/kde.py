@@ -1,0 +1,43 @@
+"""Kernel attention: the Nadaraya–Watson estimate from a plain kernel density estimate."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from robust_attention.ops._call import Call, masked_softmax, run
+from robust_attention.ops._kernel import GaussianKernel
+from robust_attention.ops._method import register
+from robust_attention.robust.kirwls import uniform
+from robust_attention.typing import Impl
+
+
+@register("kde")
+@dataclass(frozen=True)
+class KDE(GaussianKernel):
+    """h_i = Σ_j κ(q_i, k̂_j) v_j / Σ_j κ(q_i, k̂_j), which is softmax attention on unit keys.
+
+    Reference: eq. 3 of the paper.
+    """
+
+    equation: ClassVar[str] = "eq. 3"
+    summary: ClassVar[str] = "softmax on unit keys: a plain kernel density estimate"
+    formula: ClassVar[str] = "Σ_j κ(q_i,k̂_j) v_j / Σ_j κ(q_i,k̂_j)"
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        impl: Impl = "auto",
+    ) -> Tensor:
+        return run(self._reference, q, k, v, attn_mask, is_causal, impl)
+
+    def _reference(self, call: Call) -> Tensor:
+        return masked_softmax(self.logit(call), call.visible_bkgtS) @ call.v_BK1SE
+
+    def density_weights(self, gram: Tensor) -> Tensor:
+        """1/N for each of the N points of a Gram."""
+        return uniform(gram.new_ones(gram.shape[:-1]).bool(), gram.dtype)
