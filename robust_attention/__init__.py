@@ -7,6 +7,7 @@
 from robust_attention import density
 from robust_attention._version import __version__
 from robust_attention.ops import Method, methods, register
+from robust_attention.ops._blocks import BlockMethod
 from robust_attention.ops.fourier import Fourier, FourierMoM
 from robust_attention.ops.kde import KDE
 from robust_attention.ops.mgk import MGK
@@ -23,6 +24,7 @@ __all__ = [
     "MGK",
     "RKDE",
     "SPKDE",
+    "BlockMethod",
     "Fourier",
     "FourierMoM",
     "Hampel",

@@ -59,7 +59,9 @@ class RobustKernelDensity:
             )
         points = _as_points("X", X)
         if len(points) == 0:
-            raise ValueError(f"X must hold at least one point [N, D], got {list(points.shape)}; pass more data")
+            raise ValueError(
+                f"X must hold at least one point [N, D], got {list(points.shape)}; pass more data"
+            )
         self.bandwidth_ = _bandwidth(self.bandwidth, points)
         self.n_features_in_ = points.shape[1]
         self._points = points
@@ -77,7 +79,9 @@ class RobustKernelDensity:
     def score_samples(self, X: Any) -> Any:
         """log p at the points `[N, D]`, as `[N]`."""
         if not hasattr(self, "_points"):
-            raise ValueError("fit must be called before score_samples, got an estimator without points; call fit(X)")
+            raise ValueError(
+                "fit must be called before score_samples, got an estimator without points; call fit(X)"
+            )
         samples = _as_points("X", X).to(self._points.device)
         if samples.shape[1] != self.n_features_in_:
             raise ValueError(
@@ -109,7 +113,9 @@ class RobustKernelDensity:
 def _as_points(name: str, X: Any) -> Tensor:
     points = torch.as_tensor(X).detach().double()
     if points.dim() != 2 or points.shape[1] == 0:
-        raise ValueError(f"{name} must be [N, D], got {list(points.shape)}; pass {name}.reshape(-1, 1) for one feature")
+        raise ValueError(
+            f"{name} must be [N, D], got {list(points.shape)}; pass {name}.reshape(-1, 1) for one feature"
+        )
     if not bool(points.isfinite().all()):
         raise ValueError(f"{name} must be finite, got NaN or Inf; drop those rows")
     return points
@@ -130,5 +136,7 @@ def _bandwidth(bandwidth: float | str, points: Tensor) -> float:
     if bandwidth == "silverman":
         factor *= ((size + 2) / 4) ** (-1 / (size + 4))
     if not spread * factor > 0:
-        raise ValueError(f"bandwidth={bandwidth!r} needs points that differ, got {count} equal ones; pass a number")
+        raise ValueError(
+            f"bandwidth={bandwidth!r} needs points that differ, got {count} equal ones; pass a number"
+        )
     return spread * factor

@@ -68,7 +68,7 @@ class BlockMethod(Method):
     """Blocks of keys, drawn once a call and shared by samples, heads and queries."""
     fraction: float = 0.8
     """Keys a block, as a share of all; the paper takes 0.8. A partition ignores it."""
-    draw: _DrawField = _DrawField()  # noqa: RUF009 (a descriptor is meant to be shared)
+    draw: _DrawField = _DrawField()
     """"bootstrap" (with replacement), "subsample" (without; blocks overlap) or "partition" (disjoint blocks)."""
     seed: int = 0
     """Seed of the draw where none is passed in."""
@@ -109,7 +109,10 @@ class BlockMethod(Method):
         counts = counts_MS.to(logit_BKGTS.dtype)
         with torch.no_grad():
             log_count = log_weight(counts)
-            density = [masked_log_softmax(logit_BKGTS + block, call.visible_bkgtS)[1].squeeze(-1) for block in log_count]
+            density = [
+                masked_log_softmax(logit_BKGTS + block, call.visible_bkgtS)[1].squeeze(-1)
+                for block in log_count
+            ]
             sees = [(call.visible_bkgtS & (block > 0)).any(-1).expand_as(density[0]) for block in counts]
             log_size = log_weight(counts.sum(-1))
             chosen_BKGT, any_BKGT = lower_median(torch.stack(density, -1) - log_size, torch.stack(sees, -1))

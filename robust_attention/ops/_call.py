@@ -40,8 +40,8 @@ def run(
     """Check the arguments, clean the tensors, `compute` the output `[B, K, G, T, E]` and give it back as `[B, H, T, E]`.
 
     A query that sees no key gets 0. A query that sees a key or value with NaN or Inf gets NaN; every other query
-    computes as if that key were not there, so nothing leaks through 0·NaN. Output beyond the range of a 16-bit
-    dtype saturates at its largest number.
+    computes as if that key were not there, so nothing leaks through 0·NaN. Output beyond the range of the inputs' dtype
+    saturates at its largest number.
     """
     _checks.one_of("impl", impl, get_args(Impl))
     _check_qkv(q, k, v)
@@ -55,13 +55,13 @@ def run(
         call, poisoned_bkgt1 = _clean(q, k, v, attn_mask, is_causal)
         out = compute(call)
         out = torch.where(poisoned_bkgt1, torch.nan, out).reshape(shape)
-        if out.dtype != q.dtype:
-            limit = torch.finfo(q.dtype).max
-            out = out.clamp(-limit, limit).to(q.dtype)
-    return out
+        limit = torch.finfo(q.dtype).max
+        return out.clamp(-limit, limit).to(q.dtype)
 
 
-def keys_only(k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, num_queries: int | None) -> Call:
+def keys_only(
+    k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, num_queries: int | None
+) -> Call:
     """The call that the robust weights of (k, v) belong to, where there are no queries: T from the mask or given."""
     _check_kv(k, v)
     batch, kv_heads, keys, width = k.shape
@@ -83,14 +83,14 @@ def keys_only(k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, n
     return call
 
 
-def _clean(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
-) -> tuple[Call, Tensor]:
+def _clean(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tuple[Call, Tensor]:
     """The call, and where a query sees a key or value that is not finite."""
     kv_heads = k.shape[1]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     q_BKGTD = q.to(wide).unflatten(1, (kv_heads, -1))
-    visible, prefixes = visible_sets(q.shape[1] // kv_heads, kv_heads, q.shape[2], k.shape[2], attn_mask, is_causal, k.device)
+    visible, prefixes = visible_sets(
+        q.shape[1] // kv_heads, kv_heads, q.shape[2], k.shape[2], attn_mask, is_causal, k.device
+    )
     bad_BK1S = (~(k.isfinite().all(-1) & v.isfinite().all(-1)))[:, :, None]
     poisoned = (visible & bad_BK1S[..., None, :]).any(-1, keepdim=True)
     keep = (visible.any(-2).any(-2, keepdim=True) & ~bad_BK1S)[..., None]
@@ -130,7 +130,9 @@ def _check_kv(k: Tensor, v: Tensor) -> None:
                 f"{name} must have 4 dimensions [B, Hkv, S, width], got {list(x.shape)}; split the heads before the call"
             )
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; pass {name}.float()")
+            raise ValueError(
+                f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; pass {name}.float()"
+            )
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"k and v must agree in [B, Hkv, S], got k {list(k.shape)} and v {list(v.shape)}; "
@@ -215,4 +217,3 @@ def log_weight(weight: Tensor) -> Tensor:
     """log ω with −inf, and no gradient, where ω = 0: a weight leaves 0 only where its own gradient is 0 too."""
     positive = weight > 0
     return torch.where(positive, torch.where(positive, weight, 1).log(), -torch.inf)
-

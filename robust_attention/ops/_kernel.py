@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robust_attention import _checks
-from robust_attention.ops._call import Call
 from robust_attention.ops._method import Method
-from robust_attention.robust.gram import unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +23,10 @@ class GaussianKernel(Method):
         """σ²."""
         return width**0.5 if self.bandwidth is None else self.bandwidth**2
 
-    def logit(self, call: Call) -> Tensor:
+    def logit(self, q_BKGTD: Tensor, unit_k_BK1SD: Tensor) -> Tensor:
         """log κ up to a term of the query alone, which cancels: q·k̂/σ², `[B, K, G, T, S]`.
 
-        A zero key has no direction and stays zero (Departs: the paper does not say).
+        Departs: a zero key has no direction; it stays zero and its logit is 0 (the paper does not say).
         """
         # Scaling the keys first keeps the product in range for queries near the end of the dtype's.
-        return call.q_BKGTD @ (unit(call.k_BK1SD) / self.variance(call.width)).mT
-
+        return q_BKGTD @ (unit_k_BK1SD / self.variance(q_BKGTD.shape[-1])).mT

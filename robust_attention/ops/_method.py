@@ -73,7 +73,9 @@ def register(name: str) -> Callable[[M], M]:
     def add(cls: M) -> M:
         known = _registry.get(name)
         if known is not None:
-            raise ValueError(f"method names must be unique, but {name!r} is {known.__qualname__}; choose another name")
+            raise ValueError(
+                f"method names must be unique, but {name!r} is {known.__qualname__}; choose another name"
+            )
         _registry[name] = cls
         return cls
 

@@ -42,7 +42,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
     """h_i = Σ_j ω^joint_j κ(q_i, k̂_j) v_j / Σ_j ω^marginal_j κ(q_i, k̂_j), weights over the keys that i may see.
 
     Numerics: numerator and denominator are normalised by their own largest term, so weights of exactly 0 need no care;
-    the quotient of the two densities is held within e^±79 (float32) or e^±638 (float64).
+    the quotient of the two densities is held within e^±88 (float32) or e^±709 (float64).
     """
 
     weight_bandwidth: float | None = None
@@ -90,30 +90,36 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         """
         call = keys_only(k, v, attn_mask, is_causal, num_queries)
         with torch.autocast(k.device.type, enabled=False):
-            joint, marginal, info = self._weights(call)
+            joint, marginal, info = self._weights(call, unit(call.k_BK1SD))
         joint, marginal = (w.flatten(1, 2).squeeze(2) for w in (joint, marginal))
         return RobustWeights(joint, marginal, info)
 
     def _reference(self, call: Call) -> Tensor:
-        joint_BKgtS, marginal_BKgtS, _ = self._weights(call)
-        logit_BKGTS = self.logit(call)
+        # One k̂ for kernel and weights: computed twice, it makes Inductor (torch 2.13, CPU) return a wrong gradient.
+        unit_k = unit(call.k_BK1SD)
+        joint_BKgtS, marginal_BKgtS, _ = self._weights(call, unit_k)
+        logit_BKGTS = self.logit(call.q_BKGTD, unit_k)
         share, top = masked_log_softmax(logit_BKGTS + log_weight(joint_BKgtS), call.visible_bkgtS)
         _, bottom = masked_log_softmax(logit_BKGTS + log_weight(marginal_BKgtS), call.visible_bkgtS)
         return share @ call.v_BK1SE * _density_ratio(top, bottom)
 
-    def _weights(self, call: Call) -> tuple[Tensor, Tensor, tuple[Info, Info]]:
+    def _weights(self, call: Call, keys: Tensor) -> tuple[Tensor, Tensor, tuple[Info, Info]]:
         variance = self.variance(call.width) if self.weight_bandwidth is None else self.weight_bandwidth**2
         value_variance = variance if self.value_bandwidth is None else self.value_bandwidth**2
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.weight_grad == "full"):
-            exponent = squared_distances(unit(call.k_BK1SD)) / (2 * variance)
-            value_exponent = squared_distances(call.v_BK1SE) / (2 * value_variance)
-            marginal, marginal_info = self._solve(torch.exp(-exponent), call.visible_bkgtS, call.prefixes)
-            joint, joint_info = self._solve(torch.exp(-exponent - value_exponent), call.visible_bkgtS, call.prefixes)
+        values = call.v_BK1SE
+        if self.weight_grad == "stop":
+            keys, values = keys.detach(), values.detach()
+        exponent = squared_distances(keys) / (2 * variance)
+        value_exponent = squared_distances(values) / (2 * value_variance)
+        marginal, marginal_info = self._solve(torch.exp(-exponent), call.visible_bkgtS, call.prefixes)
+        joint, joint_info = self._solve(
+            torch.exp(-exponent - value_exponent), call.visible_bkgtS, call.prefixes
+        )
         return joint, marginal, (joint_info, marginal_info)
 
 
 def _density_ratio(top: Tensor, bottom: Tensor) -> Tensor:
     """exp(top − bottom), held within the dtype's range; 0 where nothing is visible (both −inf)."""
-    bound = 79.0 if top.dtype == torch.float32 else 638.0
+    bound = 88.0 if top.dtype == torch.float32 else 709.0
     seen = top > -torch.inf
     return torch.where(seen, torch.where(seen, top - bottom, 0).clamp(-bound, bound).exp(), 0)

@@ -25,7 +25,9 @@ class FourierKernel(Method):
         super().__post_init__()
         _checks.whole("power", self.power, least=2)
         if self.power % 2:
-            raise ValueError(f"power must be even, so that no weight is negative, got {self.power}; pass power=4")
+            raise ValueError(
+                f"power must be even, so that no weight is negative, got {self.power}; pass power=4"
+            )
 
     def initial_tensors(
         self, kv_heads: int, width: int, queries: int, keys: int, generator: torch.Generator
@@ -35,8 +37,10 @@ class FourierKernel(Method):
     def _logit(self, call: Call, radius: Tensor | None) -> Tensor:
         """log κ_F, `[B, K, G, T, S]`."""
         if radius is None:
-            raise ValueError("radius must be a tensor with one number or one for each of the D widths, got None; "
-                             "pass radius=torch.tensor(1.0)")
+            raise ValueError(
+                "radius must be a tensor with one number or one for each of the D widths, got None; "
+                "pass radius=torch.tensor(1.0)"
+            )
         if radius.dim() > 1 or (radius.dim() == 1 and radius.shape[0] not in (1, call.width)):
             raise ValueError(
                 f"radius must be a scalar or [D] = [{call.width}], got {list(radius.shape)}; pass radius=torch.tensor(1.0)"

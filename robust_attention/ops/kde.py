@@ -8,6 +8,7 @@ from torch import Tensor
 from robust_attention.ops._call import Call, masked_softmax, run
 from robust_attention.ops._kernel import GaussianKernel
 from robust_attention.ops._method import register
+from robust_attention.robust.gram import unit
 from robust_attention.robust.kirwls import uniform
 from robust_attention.typing import Impl
 
@@ -36,7 +37,7 @@ class KDE(GaussianKernel):
         return run(self._reference, q, k, v, attn_mask, is_causal, impl)
 
     def _reference(self, call: Call) -> Tensor:
-        return masked_softmax(self.logit(call), call.visible_bkgtS) @ call.v_BK1SE
+        return masked_softmax(self.logit(call.q_BKGTD, unit(call.k_BK1SD)), call.visible_bkgtS) @ call.v_BK1SE
 
     def density_weights(self, gram: Tensor) -> Tensor:
         """1/N for each of the N points of a Gram."""

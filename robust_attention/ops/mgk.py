@@ -75,31 +75,39 @@ class MGK(Method):
             log_pi = _component("log_prior", log_prior, pair, call.q_BKGTD, 0.0)
             sigma = _component("component_bandwidth", component_bandwidth, pair, call.q_BKGTD, width**0.25)
             k_BKMSD = call.k_BK1SD + shift.to(call.q_BKGTD)
+            # ‖q‖² is large and the same for every key: only its part that differs between components is added.
+            precision = sigma.square().reciprocal()
+            excess = precision - precision.amin(-1, keepdim=True)
+            q_size_BKGT1 = call.q_BKGTD.square().sum(-1, keepdim=True)
             # One component after the other, joined along the keys: [B, K, G, T, M·S].
             parts = []
             for r in range(self.components):
-                variance = sigma[:, r, None, None, None].square()
                 k_BK1SD = k_BKMSD[:, :, r, None]
-                distance = (
-                    call.q_BKGTD.square().sum(-1, keepdim=True)
-                    + k_BK1SD.square().sum(-1)[..., None, :]
-                    - 2 * call.q_BKGTD @ k_BK1SD.mT
+                inner = call.q_BKGTD @ k_BK1SD.mT - k_BK1SD.square().sum(-1)[..., None, :] / 2
+                own, more = (x[:, r, None, None, None] for x in (precision, excess))
+                parts.append(
+                    log_pi.log_softmax(-1)[:, r, None, None, None] + own * inner - more * q_size_BKGT1 / 2
                 )
-                parts.append(log_pi.log_softmax(-1)[:, r, None, None, None] - distance / (2 * variance))
             visible = call.visible_bkgtS.repeat(1, 1, 1, 1, self.components)
-            share = masked_softmax(torch.cat(parts, -1), visible).unflatten(-1, (self.components, keys)).sum(-2)
+            share = (
+                masked_softmax(torch.cat(parts, -1), visible).unflatten(-1, (self.components, keys)).sum(-2)
+            )
             return share @ call.v_BK1SE
 
         return run(compute, q, k, v, attn_mask, is_causal, impl)
 
 
 def _broadcasts(x: Tensor, shape: tuple[int, ...]) -> bool:
-    return x.dim() <= len(shape) and all(a in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False))
+    return x.dim() <= len(shape) and all(
+        a in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
+    )
 
 
 def _component(name: str, x: Tensor | None, pair: tuple[int, int], like: Tensor, default: float) -> Tensor:
     if x is None:
         return like.new_full(pair, default)
     if not _broadcasts(x, pair):
-        raise ValueError(f"{name} must be [Hkv, M] = {list(pair)} or [M], got {list(x.shape)}; or leave it out")
+        raise ValueError(
+            f"{name} must be [Hkv, M] = {list(pair)} or [M], got {list(x.shape)}; or leave it out"
+        )
     return x.to(like).expand(pair)

@@ -9,6 +9,7 @@ from robust_attention.ops._blocks import BlockMethod
 from robust_attention.ops._call import Call, run
 from robust_attention.ops._kernel import GaussianKernel
 from robust_attention.ops._method import register
+from robust_attention.robust.gram import unit
 from robust_attention.typing import Impl
 
 
@@ -49,6 +50,8 @@ class MoM(BlockMethod, GaussianKernel):
         """See `Method.attend`. `counts`: integer `[blocks, S]` to use instead of a draw from the method's seed."""
 
         def compute(call: Call) -> Tensor:
-            return self._within_median_block(call, self.logit(call), self._counts_of(call, counts))
+            return self._within_median_block(
+                call, self.logit(call.q_BKGTD, unit(call.k_BK1SD)), self._counts_of(call, counts)
+            )
 
         return run(compute, q, k, v, attn_mask, is_causal, impl)

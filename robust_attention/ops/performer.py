@@ -55,7 +55,12 @@ class Performer(Method):
         """See `Method.attend`. `directions`: Ω, `[M, D]`; required, because it is drawn once for a model."""
 
         def compute(call: Call) -> Tensor:
-            if directions is None or directions.dim() != 2 or directions.shape[1] != call.width or not len(directions):
+            if (
+                directions is None
+                or directions.dim() != 2
+                or directions.shape[1] != call.width
+                or not len(directions)
+            ):
                 came = None if directions is None else list(directions.shape)
                 raise ValueError(
                     f"directions must be [M, D] = [any, {call.width}], got {came}; "
@@ -147,7 +152,11 @@ def _causal(log_q: Tensor, log_k: Tensor, v_one: Tensor) -> Tensor:
         position = torch.arange(start, stop, device=log_q.device)[:, None] + shift
         visible = torch.arange(first, last, device=log_q.device)[None, :] <= position
         held = torch.where(visible[..., None], near_k[..., None, :, :], -torch.inf)
-        own = torch.maximum(scale, held.detach().amax(-2)) if last > first else scale.expand_as(log_q[..., start:stop, :])
+        own = (
+            torch.maximum(scale, held.detach().amax(-2))
+            if last > first
+            else scale.expand_as(log_q[..., start:stop, :])
+        )
         level = log_q[..., start:stop, :] + own
         share = torch.exp(level - _finite(level.detach().amax(-1, keepdim=True)))
         far = (share * torch.exp(scale - _finite(own))) @ sums

@@ -42,7 +42,12 @@ class PositionScaled(Method):
         def compute(call: Call) -> Tensor:
             kv_heads, groups, queries = call.q_BKGTD.shape[1:4]
             wanted = (kv_heads * groups, queries, call.k_BK1SD.shape[-2])
-            if table is None or table.dim() != 3 or table.shape[0] not in (1, wanted[0]) or table.shape[1:] != wanted[1:]:
+            if (
+                table is None
+                or table.dim() != 3
+                or table.shape[0] not in (1, wanted[0])
+                or table.shape[1:] != wanted[1:]
+            ):
                 came = None if table is None else list(table.shape)
                 raise ValueError(
                     f"table must be [H, T, S] = {list(wanted)} (or 1 for H), got {came}; "

@@ -35,8 +35,14 @@ class SPKDE(WeightedKernel[QPInfo]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.beta, bool) or not isinstance(self.beta, int | float) or not 1 <= self.beta < float("inf"):
-            raise ValueError(f"beta must be a finite number of at least 1, got {self.beta!r}; the paper takes beta=1.4")
+        if (
+            isinstance(self.beta, bool)
+            or not isinstance(self.beta, int | float)
+            or not 1 <= self.beta < float("inf")
+        ):
+            raise ValueError(
+                f"beta must be a finite number of at least 1, got {self.beta!r}; the paper takes beta=1.4"
+            )
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -46,7 +52,9 @@ class SPKDE(WeightedKernel[QPInfo]):
         batch, kv_heads, _, size, _ = gram.shape
         sets = visible.expand(batch, kv_heads, *visible.shape[2:])
         shape = sets.shape
-        weights, info = spkde_weights(gram.flatten(0, 2), sets.flatten(2, 3).flatten(0, 1), self.beta, prefixes)
+        weights, info = spkde_weights(
+            gram.flatten(0, 2), sets.flatten(2, 3).flatten(0, 1), self.beta, prefixes
+        )
         _say(info)
         return weights.reshape(shape), QPInfo(
             info.gap.reshape(shape[:-1]), info.objective.reshape(shape[:-1]), info.tolerance
@@ -68,5 +76,3 @@ def _say(info: QPInfo) -> None:
             f"{float(info.gap.max()):.1e}, above {info.tolerance:.0e}; use float64 inputs or a narrower weight_bandwidth",
             stacklevel=4,
         )
-
-

@@ -48,7 +48,9 @@ class QPInfo:
         return self.gap <= self.tolerance
 
 
-def spkde_weights(gram: Tensor, visible: Tensor, beta: float, prefixes: bool = False) -> tuple[Tensor, QPInfo]:
+def spkde_weights(
+    gram: Tensor, visible: Tensor, beta: float, prefixes: bool = False
+) -> tuple[Tensor, QPInfo]:
     """Solve one QP for each Gram and visible set.
 
     Args:
@@ -68,7 +70,9 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gram: Tensor, visible: Tensor, beta: float, prefixes: bool) -> tuple[Tensor, ...]:
         wide = gram.double()
-        weights = _solve(wide, visible, beta, prefixes, _AIM[gram.dtype]) if visible.numel() else visible.double()
+        weights = (
+            _solve(wide, visible, beta, prefixes, _AIM[gram.dtype]) if visible.numel() else visible.double()
+        )
         gap, objective = certificate(wide, visible, weights, beta)
         ctx.save_for_backward(gram, visible, weights)
         ctx.beta = beta
@@ -121,7 +125,9 @@ def _solve(gram: Tensor, visible: Tensor, beta: float, prefixes: bool, aim: floa
     done = gap <= 4 * size * torch.finfo(gram.dtype).eps
     if prefixes:
         inside = _closed_prefixes(gram, visible, beta)
-        good = ((inside >= 0) | ~visible).all(-1) & (certificate(gram, visible, inside, beta)[0] <= aim) & ~done
+        good = (
+            ((inside >= 0) | ~visible).all(-1) & (certificate(gram, visible, inside, beta)[0] <= aim) & ~done
+        )
         weights[good] = inside[good]
         done = done | good
     flat_visible, flat_weights = visible.reshape(-1, size), weights.reshape(-1, size)
@@ -166,11 +172,19 @@ def _refined_solve(factor: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
 def _closed_prefixes(gram: Tensor, visible: Tensor, beta: float) -> Tensor:
     """The unconstrained optimum of every prefix from one factorisation G = LLᵀ.
 
-        (G_n⁻¹ r)_j = Σ_{t=j..n} (L⁻¹)_tj Σ_{m≤t} (L⁻¹)_tm r_m        ω = (β/n)1 − (β−1) h/(1ᵀh),  h = G_n⁻¹1
+    (G_n⁻¹ r)_j = Σ_{t=j..n} (L⁻¹)_tj Σ_{m≤t} (L⁻¹)_tm r_m        ω = (β/n)1 − (β−1) h/(1ᵀh),  h = G_n⁻¹1
     """
     size = gram.shape[-1]
     eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
-    inverse = torch.linalg.solve_triangular(_factor(gram), eye.expand_as(gram), upper=False)
+    # A pivot that fails spoils its own row and the later ones only. Prefixes that end before it are used, and the rest
+    # is left as it is (zeros, whose gap sends them to the solver): no prefix depends on a later point.
+    factor, failed = torch.linalg.cholesky_ex(gram + 2 * size * torch.finfo(gram.dtype).eps * eye)
+    row = torch.arange(size, device=gram.device)
+    sound = (failed[:, None] == 0) | (row < failed[:, None] - 1)
+    factor = torch.where(sound[..., None], factor, eye)
+    inverse = torch.where(
+        sound[..., None], torch.linalg.solve_triangular(factor, eye.expand_as(gram), upper=False), 0
+    )
     held = visible.to(gram.dtype)
     solution = torch.zeros_like(held)
     for _ in range(3):  # the first pass solves, two more refine against the Gram itself
@@ -242,7 +256,9 @@ def _interior_point(gram: Tensor, target: Tensor, held: Tensor, aim: float) -> t
         product = weights * slack
         d_weights, d_price, d_slack = step(product)
         reach = _longest(weights, slack, d_weights, d_slack, held)
-        ahead = ((weights + reach * d_weights) * (slack + reach * d_slack) * one).sum(-1, keepdim=True) / number
+        ahead = ((weights + reach * d_weights) * (slack + reach * d_slack) * one).sum(
+            -1, keepdim=True
+        ) / number
         centre = (ahead / mu).clamp(0, 1) ** 3 * mu
         d_weights, d_price, d_slack = step(product + d_weights * d_slack - centre)
         reach = 0.995 * _longest(weights, slack, d_weights, d_slack, held)
@@ -265,9 +281,7 @@ def _longest(weights: Tensor, slack: Tensor, d_weights: Tensor, d_slack: Tensor,
     return torch.minimum(*limits).clamp(max=1)
 
 
-def _polish(
-    gram: Tensor, target: Tensor, held: Tensor, weights: Tensor, slack: Tensor, aim: float
-) -> Tensor:
+def _polish(gram: Tensor, target: Tensor, held: Tensor, weights: Tensor, slack: Tensor, aim: float) -> Tensor:
     """Exact weights on the support that the interior point points at, exchanging points while that helps."""
     support = held & (weights > slack)
     best = torch.where(held, weights, 0)
