@@ -1,7 +1,7 @@
 """Transformer attention that survives contaminated and adversarial input, by robust kernel density estimation.
 
-    import robust_attention as ra
-    out = ra.RKDE(loss=ra.Huber(a=0.2)).attend(q, k, v)
+import robust_attention as ra
+out = ra.RKDE(loss=ra.Huber(a=0.2)).attend(q, k, v)
 """
 
 from robust_attention import density

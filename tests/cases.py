@@ -1,4 +1,4 @@
-"""Every registered method in every example setting, with the tensors it owns, for the tests that range over them all."""
+"""Every registered method in every example setting, with the tensors it owns: what the laws range over."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

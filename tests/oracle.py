@@ -22,9 +22,7 @@ Psi = Callable[[Array], Array]
 # --------------------------------------------------------------------------------------- shared pieces
 
 
-def visible_set(
-    B: int, H: int, T: int, S: int, attn_mask: Array | None = None, is_causal: bool = False
-) -> Array:
+def visible_set(B: int, H: int, T: int, S: int, attn_mask: Array | None = None, is_causal: bool = False) -> Array:
     """Where query i may look at key j: `attn_mask[i, j]`, and `j <= i + S - T` if causal; `[B, H, T, S]`."""
     visible = np.ones((B, H, T, S), dtype=bool)
     if attn_mask is not None:
@@ -263,9 +261,7 @@ def robust_weights(
         for h in range(Hkv):
             marginal_gram = gram(khat[b, h], key_sigma)
             joint_gram = marginal_gram * gram(v[b, h], value_sigma)
-            solved: dict[
-                bytes, tuple[Array, Array]
-            ] = {}  # queries that see the same keys share their weights
+            solved: dict[bytes, tuple[Array, Array]] = {}  # queries that see the same keys share their weights
             for t in range(T):
                 seen = visible_BKTS[b, h, t]
                 if not seen.any():
@@ -379,9 +375,7 @@ def fourier_mom(
 # ------------------------------------------------------------------------------------------- baselines
 
 
-def mgk(
-    q: Array, k: Array, v: Array, visible: Array, shift: Array, log_prior: Array, bandwidth: Array
-) -> Array:
+def mgk(q: Array, k: Array, v: Array, visible: Array, shift: Array, log_prior: Array, bandwidth: Array) -> Array:
     """`h_i = sum_j sum_r pi_r kappa_r(q_i, k_jr) v_j / sum_j sum_r pi_r kappa_r(q_i, k_jr)`, j over `V(i)`.
 
     `k_jr = k_j + shift_jr` with shift broadcast to `[B, Hkv, M, S, D]`; `pi = softmax(log_prior [Hkv, M])`
@@ -396,8 +390,7 @@ def mgk(
     for h in range(H):
         own = h // group
         component = [
-            log_pi[own, r]
-            - squared_distance(q[:, h], k[:, own] + shift[:, own, r]) / (2 * sigma[own, r] ** 2)
+            log_pi[own, r] - squared_distance(q[:, h], k[:, own] + shift[:, own, r]) / (2 * sigma[own, r] ** 2)
             for r in range(M)
         ]
         log_weight[:, h] = log_sum_exp(np.stack(component), axis=0)

@@ -40,9 +40,7 @@ def test_future_keys_have_no_influence(method: ra.Method) -> None:
 def test_hidden_keys_change_no_bit_and_get_no_gradient(method: ra.Method, dtype: torch.dtype) -> None:
     p = problem(method, T=5, S=12).map(lambda x: x.to(dtype))
     padding = torch.tensor([12, 7])[:, None] > torch.arange(12)
-    arbitrary = (torch.rand(2, 4, 5, 12, generator=torch.Generator().manual_seed(0)) < 0.6) & padding[
-        :, None, None
-    ]
+    arbitrary = (torch.rand(2, 4, 5, 12, generator=torch.Generator().manual_seed(0)) < 0.6) & padding[:, None, None]
     for mask in (padding[:, None, None], arbitrary):
         hidden = ~mask.expand(2, 4, 5, 12).any(2).unflatten(1, (2, 2)).any(2)
         assert hidden.any()
@@ -127,9 +125,7 @@ def test_query_that_sees_no_key_gets_zero(method: ra.Method) -> None:
 @every_method
 @pytest.mark.parametrize("sizes", [{"B": 0}, {"T": 0}, {"S": 0}, {"T": 0, "S": 0}], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_empty_inputs_give_empty_or_zero_results(
-    method: ra.Method, sizes: dict[str, int], is_causal: bool
-) -> None:
+def test_empty_inputs_give_empty_or_zero_results(method: ra.Method, sizes: dict[str, int], is_causal: bool) -> None:
     p = problem(method, **sizes)
     q = p.q.clone().requires_grad_()
     out = p.attend(q=q, is_causal=is_causal)
@@ -145,9 +141,7 @@ def test_equal_keys_give_the_mean_value(method: ra.Method) -> None:
     p = problem(method, T=4, S=10)
     p.owned = {n: x[..., :1].expand_as(x) if n in type(method).key_tensors else x for n, x in p.owned.items()}
     k = p.k[:, :, :1].expand_as(p.k)
-    v = (
-        p.v[:, :, :1] if isinstance(method, ra.SPKDE | ra.RKDE) else p.v
-    )  # joint weights look at the values too
+    v = p.v[:, :, :1] if isinstance(method, ra.SPKDE | ra.RKDE) else p.v  # joint weights look at the values too
     if isinstance(method, ra.BlockMethod):
         p.owned["counts"] = torch.ones(3, 10, dtype=torch.int64)
     v = v.expand_as(p.v)
@@ -182,9 +176,7 @@ def test_masks_combine_and_broadcast(method: ra.Method) -> None:
         p.attend(attn_mask=padding[:, None, None], is_causal=True), wanted, rtol=1e-11, atol=1e-12
     )
     torch.testing.assert_close(p.attend(attn_mask=both.expand(2, 4, 7, 7)), wanted, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(
-        p.attend(attn_mask=both.expand(2, 4, 7, 7).contiguous()), wanted, rtol=1e-11, atol=1e-12
-    )
+    torch.testing.assert_close(p.attend(attn_mask=both.expand(2, 4, 7, 7).contiguous()), wanted, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(p.attend(attn_mask=causal), p.attend(is_causal=True), rtol=1e-11, atol=1e-12)
     everything = torch.ones(7, dtype=torch.bool)
     torch.testing.assert_close(p.attend(attn_mask=everything), p.attend(), rtol=1e-11, atol=1e-12)
@@ -202,9 +194,7 @@ def test_non_contiguous_inputs_change_nothing(method: ra.Method) -> None:
 def test_gradcheck(method: ra.Method, kind: str) -> None:
     p = problem(method, B=1, H=2, Hkv=1, T=3, S=5, D=3, E=2, seed=5)
     mask = torch.rand(1, 2, 3, 5, generator=torch.Generator().manual_seed(6)) < 0.7
-    arguments: dict[str, Any] = {"full": {}, "arbitrary": {"attn_mask": mask}, "causal": {"is_causal": True}}[
-        kind
-    ]
+    arguments: dict[str, Any] = {"full": {}, "arbitrary": {"attn_mask": mask}, "causal": {"is_causal": True}}[kind]
     names = ["q", "k", "v", *p.owned]
     inputs = [x.clone().requires_grad_() for x in (p.q, p.k, p.v, *p.owned.values())]
 
@@ -244,9 +234,7 @@ def _fields(method: ra.Method) -> dict[str, Any]:
 
 
 def test_two_methods_cannot_share_a_name() -> None:
-    with pytest.raises(
-        ValueError, match="method names must be unique, but 'kde' is KDE; choose another name"
-    ):
+    with pytest.raises(ValueError, match="method names must be unique, but 'kde' is KDE; choose another name"):
         ra.register("kde")(ra.Softmax)
 
 
@@ -265,9 +253,7 @@ def test_rkde_with_a_huge_threshold_is_kde(loss: type[ra.Loss]) -> None:
 def test_spkde_without_scaling_is_uniform() -> None:
     p = problem(ra.SPKDE(beta=1.0))
     for arguments in masks(2, 9, 9).values():
-        torch.testing.assert_close(
-            p.attend(**arguments), problem(ra.KDE()).attend(**arguments), rtol=1e-12, atol=1e-13
-        )
+        torch.testing.assert_close(p.attend(**arguments), problem(ra.KDE()).attend(**arguments), rtol=1e-12, atol=1e-13)
         for weights in p.method.weights(p.k, p.v, **arguments):
             positive = weights[weights > 0]
             count = (weights > 0).sum(-1, keepdim=True).double().expand_as(weights)[weights > 0]
@@ -278,9 +264,7 @@ def test_spkde_without_scaling_is_uniform() -> None:
 def test_mom_with_one_block_of_every_key_is_kde(draw: str) -> None:
     for arguments in masks(2, 9, 9).values():
         p = problem(ra.MoM(blocks=1, fraction=1.0, draw=draw))
-        torch.testing.assert_close(
-            p.attend(**arguments), problem(ra.KDE()).attend(**arguments), rtol=1e-12, atol=1e-13
-        )
+        torch.testing.assert_close(p.attend(**arguments), problem(ra.KDE()).attend(**arguments), rtol=1e-12, atol=1e-13)
         four = problem(ra.FourierMoM(blocks=1, fraction=1.0, draw=draw))
         torch.testing.assert_close(
             four.attend(**arguments), problem(ra.Fourier()).attend(**arguments), rtol=1e-12, atol=1e-13

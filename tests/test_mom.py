@@ -13,9 +13,7 @@ def test_median_is_each_querys_own() -> None:
     p = problem(ra.MoM(blocks=5), B=2, H=2, Hkv=2, T=40, S=30)
     whole = p.attend()
     for i in range(0, 40, 7):
-        torch.testing.assert_close(
-            p.attend(q=p.q[:, :, i : i + 1])[:, :, 0], whole[:, :, i], rtol=1e-12, atol=1e-13
-        )
+        torch.testing.assert_close(p.attend(q=p.q[:, :, i : i + 1])[:, :, 0], whole[:, :, i], rtol=1e-12, atol=1e-13)
     # and they do differ: the blocks that the queries choose are not one block
     unit = p.k / p.k.norm(dim=-1, keepdim=True)
     kernel = torch.exp(p.q @ unit.mT / 8**0.5)
@@ -29,9 +27,7 @@ def test_the_seed_alone_decides_the_draw() -> None:
     assert not torch.equal(a.draw(64), b.draw(64))
     assert torch.equal(a.draw(64), a.draw(64, device=torch.device("cpu")))
     p, small = problem(a, B=3), problem(a, B=3)
-    torch.testing.assert_close(
-        p.attend()[:1], small.attend(q=p.q[:1], k=p.k[:1], v=p.v[:1]), rtol=1e-12, atol=1e-13
-    )
+    torch.testing.assert_close(p.attend()[:1], small.attend(q=p.q[:1], k=p.k[:1], v=p.v[:1]), rtol=1e-12, atol=1e-13)
 
 
 def test_a_generator_gives_fresh_draws_and_only_it_moves() -> None:
@@ -77,9 +73,7 @@ def test_ties_go_to_the_lower_block() -> None:
     k = p.k[:, :, :1].expand_as(p.k)
     counts = torch.eye(4, dtype=torch.int64)
     # Equal keys: four equal densities, the lower median is position 1.
-    torch.testing.assert_close(
-        p.attend(k=k, counts=counts), p.v[:, :, 1:2].expand(1, 1, 2, 6), rtol=1e-12, atol=0
-    )
+    torch.testing.assert_close(p.attend(k=k, counts=counts), p.v[:, :, 1:2].expand(1, 1, 2, 6), rtol=1e-12, atol=0)
 
 
 def test_settings_can_be_replaced_copied_and_saved() -> None:

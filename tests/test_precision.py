@@ -49,9 +49,7 @@ def test_huge_logits_stay_finite(method: ra.Method, dtype: torch.dtype) -> None:
     logit = p.q.double() @ p.k.double().repeat_interleave(2, 1).mT / 4
     assert logit.max() > 5e3
     assert logit.min() < -5e3
-    if isinstance(
-        method, FourierKernel
-    ):  # its logits do not grow with q·k, and a sine of 1e4 has lost its digits
+    if isinstance(method, FourierKernel):  # its logits do not grow with q·k, and a sine of 1e4 has lost its digits
         assert p.attend().isfinite().all()
         return
     # A logit of 1e4 is itself known to 1e4 roundings of float32; so is the weight that it gives.

@@ -128,9 +128,7 @@ def test_qp_gap_that_is_not_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(simplex_qp.GAP_TOLERANCE, torch.float64, 1e-20)
     k = points(1, 1, 40, 8)
-    with pytest.warns(
-        UserWarning, match=r"SPKDE: 1 of 1 quadratic programmes end with a Frank–Wolfe gap of up to .*"
-    ):
+    with pytest.warns(UserWarning, match=r"SPKDE: 1 of 1 quadratic programmes end with a Frank–Wolfe gap of up to .*"):
         info = ra.SPKDE(2.0).weights(k, k).info
     assert not info[0].reached.all()
 
@@ -193,9 +191,7 @@ def test_random_words_fill_their_range() -> None:
 
 
 def test_lower_median_breaks_ties_downwards_and_skips_what_does_not_count() -> None:
-    value = torch.tensor(
-        [[3.0, 1.0, 2.0, 2.0], [5.0, 4.0, 4.0, 1.0], [1.0, 2.0, 3.0, 4.0], [9.0, 9.0, 9.0, 9.0]]
-    )
+    value = torch.tensor([[3.0, 1.0, 2.0, 2.0], [5.0, 4.0, 4.0, 1.0], [1.0, 2.0, 3.0, 4.0], [9.0, 9.0, 9.0, 9.0]])
     counted = torch.tensor([[True] * 4, [True, True, True, False], [False] * 4, [False, True, True, True]])
     chosen, some = lower_median(value, counted)
     assert chosen[[0, 1, 3]].tolist() == [2, 2, 2]

@@ -5,9 +5,7 @@ import pkgutil
 
 from robust_attention.ops._method import Method, methods, register
 
-for _module in sorted(
-    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
-):
+for _module in sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")):
     importlib.import_module(f"{__name__}.{_module}")
 
 __all__ = ["Method", "methods", "register"]

@@ -1,7 +1,7 @@
 """Median of means over blocks of keys: what MoM and FourierMoM share."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -40,13 +40,13 @@ class _DrawField:
     def __get__(self, instance: "BlockMethod | None", owner: type) -> Drawing:
         if instance is None:
             return Drawing("bootstrap")  # what dataclasses read as the default
-        drawing = Drawing(instance.__dict__["kind"])
+        drawing = Drawing(instance.kind)
         drawing.method = instance
         return drawing
 
     def __set__(self, instance: "BlockMethod", value: str) -> None:
         _checks.one_of("draw", value, get_args(Draw))
-        instance.__dict__["kind"] = str(value)
+        instance.__dict__["_kind"] = str(value)
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,11 @@ class BlockMethod(Method):
 
     stochastic: ClassVar[bool] = True
     key_tensors: ClassVar[tuple[str, ...]] = ("counts",)
-    if TYPE_CHECKING:
-        kind: Draw
-
     blocks: int = 5
     """Blocks of keys, drawn once a call and shared by samples, heads and queries."""
     fraction: float = 0.8
     """Keys a block, as a share of all; the paper takes 0.8. A partition ignores it."""
-    draw: _DrawField = _DrawField()
+    draw: Any = _DrawField()  # a `Draw` to the constructor, a `Drawing` to who reads it
     """"bootstrap" (with replacement), "subsample" (without; blocks overlap) or "partition" (disjoint blocks)."""
     seed: int = 0
     """Seed of the draw where none is passed in."""
@@ -83,6 +80,12 @@ class BlockMethod(Method):
                 f"fraction must be at most 1 for draw={str(self.draw)!r} (no key twice in a block), "
                 f"got {self.fraction!r}; use fraction=1.0 or draw='bootstrap'"
             )
+
+    @property
+    def kind(self) -> Draw:
+        """The name of the way to draw, as a plain string."""
+        name: Draw = self.__dict__["_kind"]
+        return name
 
     def counts(self, num_keys: int, seed: int, device: torch.device | None = None) -> Tensor:
         size = max(1, int(self.fraction * num_keys + 0.5))
@@ -110,8 +113,7 @@ class BlockMethod(Method):
         with torch.no_grad():
             log_count = log_weight(counts)
             density = [
-                masked_log_softmax(logit_BKGTS + block, call.visible_bkgtS)[1].squeeze(-1)
-                for block in log_count
+                masked_log_softmax(logit_BKGTS + block, call.visible_bkgtS)[1].squeeze(-1) for block in log_count
             ]
             sees = [(call.visible_bkgtS & (block > 0)).any(-1).expand_as(density[0]) for block in counts]
             log_size = log_weight(counts.sum(-1))

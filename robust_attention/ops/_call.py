@@ -37,7 +37,7 @@ def run(
     is_causal: bool,
     impl: Impl,
 ) -> Tensor:
-    """Check the arguments, clean the tensors, `compute` the output `[B, K, G, T, E]` and give it back as `[B, H, T, E]`.
+    """Check the arguments, clean the tensors, `compute` `[B, K, G, T, E]`, give it back as `[B, H, T, E]`.
 
     A query that sees no key gets 0. A query that sees a key or value with NaN or Inf gets NaN; every other query
     computes as if that key were not there, so nothing leaks through 0·NaN. Output beyond the range of the inputs' dtype
@@ -59,9 +59,7 @@ def run(
         return out.clamp(-limit, limit).to(q.dtype)
 
 
-def keys_only(
-    k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, num_queries: int | None
-) -> Call:
+def keys_only(k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, num_queries: int | None) -> Call:
     """The call that the robust weights of (k, v) belong to, where there are no queries: T from the mask or given."""
     _check_kv(k, v)
     batch, kv_heads, keys, width = k.shape
@@ -108,7 +106,7 @@ def visible_sets(
     is_causal: bool,
     device: torch.device,
 ) -> tuple[Tensor, bool]:
-    """Visible sets `[b, k, g, t, S]`, as small as the mask's own shape and strides allow, and if they are prefixes."""
+    """Visible sets `[b, k, g, t, S]`, as small as the mask's shape and strides allow, and if they are prefixes."""
     visible = torch.ones(1, 1, 1, 1, keys, dtype=torch.bool, device=device)
     if attn_mask is not None:
         mask = attn_mask.to(device).reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape))
@@ -127,7 +125,8 @@ def _check_kv(k: Tensor, v: Tensor) -> None:
     for name, x in (("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(
-                f"{name} must have 4 dimensions [B, Hkv, S, width], got {list(x.shape)}; split the heads before the call"
+                f"{name} must have 4 dimensions [B, Hkv, S, width], got {list(x.shape)}; "
+                "split the heads before the call"
             )
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             raise ValueError(
@@ -148,9 +147,7 @@ def _check_kv(k: Tensor, v: Tensor) -> None:
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     _check_kv(k, v)
     if q.dim() != 4:
-        raise ValueError(
-            f"q must have 4 dimensions [B, H, T, D], got {list(q.shape)}; split the heads before the call"
-        )
+        raise ValueError(f"q must have 4 dimensions [B, H, T, D], got {list(q.shape)}; split the heads before the call")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(
             f"q and k must agree in batch and width, got q {list(q.shape)} and k {list(k.shape)}; "

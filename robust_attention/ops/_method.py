@@ -26,8 +26,8 @@ class Method(ABC):
     stochastic: ClassVar[bool] = False
     """Draws something at random (from its own seed): `draw` gives it, and `attend` takes it as `counts`."""
     key_tensors: ClassVar[tuple[str, ...]] = ()
-    """Which of the tensors that `attend` takes besides q, k, v run over the keys in their last dimension: whoever permutes
-    keys must permute these too."""
+    """Which of the tensors that `attend` takes besides q, k, v run over the keys in their last dimension: whoever
+    permutes keys must permute these too."""
 
     def __post_init__(self) -> None:
         """Nothing to check here; settings of a subclass are checked by its own, which calls this one."""
@@ -73,9 +73,7 @@ def register(name: str) -> Callable[[M], M]:
     def add(cls: M) -> M:
         known = _registry.get(name)
         if known is not None:
-            raise ValueError(
-                f"method names must be unique, but {name!r} is {known.__qualname__}; choose another name"
-            )
+            raise ValueError(f"method names must be unique, but {name!r} is {known.__qualname__}; choose another name")
         _registry[name] = cls
         return cls
 

@@ -82,7 +82,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         *,
         num_queries: int | None = None,
     ) -> RobustWeights[Info]:
-        """The robust weights `joint, marginal`, each summing to 1 over the visible keys; `.info` says how they were found.
+        """The robust weights `joint, marginal`, each summing to 1 over the visible keys; `.info` says how good.
 
         Returns: `[B, Hkv, S]`, or `[B, Hkv, T, S]` where queries see different keys; `[B, H, ...]` where heads that
             share keys do. Float32 for 16-bit inputs. A set without keys, or with NaN or Inf among them, is not
@@ -112,9 +112,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         exponent = squared_distances(keys) / (2 * variance)
         value_exponent = squared_distances(values) / (2 * value_variance)
         marginal, marginal_info = self._solve(torch.exp(-exponent), call.visible_bkgtS, call.prefixes)
-        joint, joint_info = self._solve(
-            torch.exp(-exponent - value_exponent), call.visible_bkgtS, call.prefixes
-        )
+        joint, joint_info = self._solve(torch.exp(-exponent - value_exponent), call.visible_bkgtS, call.prefixes)
         return joint, marginal, (joint_info, marginal_info)
 
 

@@ -25,9 +25,7 @@ class FourierKernel(Method):
         super().__post_init__()
         _checks.whole("power", self.power, least=2)
         if self.power % 2:
-            raise ValueError(
-                f"power must be even, so that no weight is negative, got {self.power}; pass power=4"
-            )
+            raise ValueError(f"power must be even, so that no weight is negative, got {self.power}; pass power=4")
 
     def initial_tensors(
         self, kv_heads: int, width: int, queries: int, keys: int, generator: torch.Generator
@@ -43,7 +41,8 @@ class FourierKernel(Method):
             )
         if radius.dim() > 1 or (radius.dim() == 1 and radius.shape[0] not in (1, call.width)):
             raise ValueError(
-                f"radius must be a scalar or [D] = [{call.width}], got {list(radius.shape)}; pass radius=torch.tensor(1.0)"
+                f"radius must be a scalar or [D] = [{call.width}], got {list(radius.shape)}; "
+                "pass radius=torch.tensor(1.0)"
             )
         return log_fourier_kernel(call.q_BKGTD, call.k_BK1SD, radius.to(call.q_BKGTD), self.power)
 

@@ -85,29 +85,21 @@ class MGK(Method):
                 k_BK1SD = k_BKMSD[:, :, r, None]
                 inner = call.q_BKGTD @ k_BK1SD.mT - k_BK1SD.square().sum(-1)[..., None, :] / 2
                 own, more = (x[:, r, None, None, None] for x in (precision, excess))
-                parts.append(
-                    log_pi.log_softmax(-1)[:, r, None, None, None] + own * inner - more * q_size_BKGT1 / 2
-                )
+                parts.append(log_pi.log_softmax(-1)[:, r, None, None, None] + own * inner - more * q_size_BKGT1 / 2)
             visible = call.visible_bkgtS.repeat(1, 1, 1, 1, self.components)
-            share = (
-                masked_softmax(torch.cat(parts, -1), visible).unflatten(-1, (self.components, keys)).sum(-2)
-            )
+            share = masked_softmax(torch.cat(parts, -1), visible).unflatten(-1, (self.components, keys)).sum(-2)
             return share @ call.v_BK1SE
 
         return run(compute, q, k, v, attn_mask, is_causal, impl)
 
 
 def _broadcasts(x: Tensor, shape: tuple[int, ...]) -> bool:
-    return x.dim() <= len(shape) and all(
-        a in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
-    )
+    return x.dim() <= len(shape) and all(a in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False))
 
 
 def _component(name: str, x: Tensor | None, pair: tuple[int, int], like: Tensor, default: float) -> Tensor:
     if x is None:
         return like.new_full(pair, default)
     if not _broadcasts(x, pair):
-        raise ValueError(
-            f"{name} must be [Hkv, M] = {list(pair)} or [M], got {list(x.shape)}; or leave it out"
-        )
+        raise ValueError(f"{name} must be [Hkv, M] = {list(pair)} or [M], got {list(x.shape)}; or leave it out")
     return x.to(like).expand(pair)

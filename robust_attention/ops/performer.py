@@ -55,12 +55,7 @@ class Performer(Method):
         """See `Method.attend`. `directions`: Ω, `[M, D]`; required, because it is drawn once for a model."""
 
         def compute(call: Call) -> Tensor:
-            if (
-                directions is None
-                or directions.dim() != 2
-                or directions.shape[1] != call.width
-                or not len(directions)
-            ):
+            if directions is None or directions.dim() != 2 or directions.shape[1] != call.width or not len(directions):
                 came = None if directions is None else list(directions.shape)
                 raise ValueError(
                     f"directions must be [M, D] = [any, {call.width}], got {came}; "
@@ -80,9 +75,7 @@ class Performer(Method):
             return torch.cat(
                 [
                     _pairwise(part, log_k, v_one, visible)
-                    for part, visible in zip(
-                        log_q.split(_CHUNK, -2), call.visible_bkgtS.split(_CHUNK, -2), strict=True
-                    )
+                    for part, visible in zip(log_q.split(_CHUNK, -2), call.visible_bkgtS.split(_CHUNK, -2), strict=True)
                 ],
                 -2,
             )
@@ -153,9 +146,7 @@ def _causal(log_q: Tensor, log_k: Tensor, v_one: Tensor) -> Tensor:
         visible = torch.arange(first, last, device=log_q.device)[None, :] <= position
         held = torch.where(visible[..., None], near_k[..., None, :, :], -torch.inf)
         own = (
-            torch.maximum(scale, held.detach().amax(-2))
-            if last > first
-            else scale.expand_as(log_q[..., start:stop, :])
+            torch.maximum(scale, held.detach().amax(-2)) if last > first else scale.expand_as(log_q[..., start:stop, :])
         )
         level = log_q[..., start:stop, :] + own
         share = torch.exp(level - _finite(level.detach().amax(-1, keepdim=True)))

@@ -11,6 +11,8 @@ from robust_attention.ops._weighted import WeightedKernel
 from robust_attention.robust.kirwls import kirwls
 from robust_attention.robust.losses import Hampel, Huber, Loss, Tukey, Welsch
 
+PAPER_LOSS = Huber(0.2)
+
 
 @register("rkde")
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class RKDE(WeightedKernel[None]):
     summary: ClassVar[str] = "outliers weighted down by a robust loss (KIRWLS)"
     formula: ClassVar[str] = "Σ_j ωᴶ_j κ(q_i,k̂_j) v_j / Σ_j ωᴹ_j κ(q_i,k̂_j), ω from KIRWLS"
 
-    loss: Loss = Huber(0.2)
+    loss: Loss = PAPER_LOSS
     """Huber, Hampel, Welsch or Tukey, with its threshold a."""
     sweeps: int = 1
     """Sweeps of KIRWLS; the paper takes one. 0 is plain kernel attention."""

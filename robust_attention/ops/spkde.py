@@ -35,26 +35,18 @@ class SPKDE(WeightedKernel[QPInfo]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (
-            isinstance(self.beta, bool)
-            or not isinstance(self.beta, int | float)
-            or not 1 <= self.beta < float("inf")
-        ):
-            raise ValueError(
-                f"beta must be a finite number of at least 1, got {self.beta!r}; the paper takes beta=1.4"
-            )
+        if isinstance(self.beta, bool) or not isinstance(self.beta, int | float) or not 1 <= self.beta < float("inf"):
+            raise ValueError(f"beta must be a finite number of at least 1, got {self.beta!r}; the paper takes beta=1.4")
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         return cls(), cls(beta=1.05), cls(weight_bandwidth=0.7, value_bandwidth=3.0)
 
     def _solve(self, gram: Tensor, visible: Tensor, prefixes: bool) -> tuple[Tensor, QPInfo]:
-        batch, kv_heads, _, size, _ = gram.shape
+        batch, kv_heads = gram.shape[:2]
         sets = visible.expand(batch, kv_heads, *visible.shape[2:])
         shape = sets.shape
-        weights, info = spkde_weights(
-            gram.flatten(0, 2), sets.flatten(2, 3).flatten(0, 1), self.beta, prefixes
-        )
+        weights, info = spkde_weights(gram.flatten(0, 2), sets.flatten(2, 3).flatten(0, 1), self.beta, prefixes)
         _say(info)
         return weights.reshape(shape), QPInfo(
             info.gap.reshape(shape[:-1]), info.objective.reshape(shape[:-1]), info.tolerance
@@ -72,7 +64,8 @@ def _say(info: QPInfo) -> None:
     missed = ~info.reached
     if missed.any():
         warnings.warn(
-            f"SPKDE: {int(missed.sum())} of {missed.numel()} quadratic programmes end with a Frank–Wolfe gap of up to "
-            f"{float(info.gap.max()):.1e}, above {info.tolerance:.0e}; use float64 inputs or a narrower weight_bandwidth",
+            f"SPKDE: {int(missed.sum())} of {missed.numel()} quadratic programmes end with a Frank–Wolfe gap "
+            f"of up to {float(info.gap.max()):.1e}, above {info.tolerance:.0e}; "
+            "use float64 inputs or a narrower weight_bandwidth",
             stacklevel=4,
         )

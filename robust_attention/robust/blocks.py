@@ -31,9 +31,7 @@ def random_words(seed: int, rows: int, columns: int, device: torch.device | None
     """[rows, columns] of 32 random bits each, a function of seed, row and column alone."""
     row = torch.arange(rows, device=device)[:, None]
     column = torch.arange(columns, device=device)[None, :]
-    key = _hash(
-        _hash(torch.full_like(row, seed & _MASK) ^ 0x9E3779B9) ^ torch.full_like(row, (seed >> 32) & _MASK)
-    )
+    key = _hash(_hash(torch.full_like(row, seed & _MASK) ^ 0x9E3779B9) ^ torch.full_like(row, (seed >> 32) & _MASK))
     return _hash(_hash(key ^ row) ^ _multiply(column + 1, 0x85EBCA6B))
 
 

@@ -48,9 +48,7 @@ class QPInfo:
         return self.gap <= self.tolerance
 
 
-def spkde_weights(
-    gram: Tensor, visible: Tensor, beta: float, prefixes: bool = False
-) -> tuple[Tensor, QPInfo]:
+def spkde_weights(gram: Tensor, visible: Tensor, beta: float, prefixes: bool = False) -> tuple[Tensor, QPInfo]:
     """Solve one QP for each Gram and visible set.
 
     Args:
@@ -62,7 +60,7 @@ def spkde_weights(
     Returns: weights `[P, R, S]` in the dtype of the Gram, zero rows for empty sets; gaps and objectives `[P, R]`.
     Gradient: with respect to the Gram, by implicit differentiation on the active set (the support of ω).
     """
-    weights, gap, objective = _Implicit.apply(gram, visible, beta, prefixes)  # type: ignore[no-untyped-call]
+    weights, gap, objective = _Implicit.apply(gram, visible, beta, prefixes)
     return weights, QPInfo(gap, objective, GAP_TOLERANCE[gram.dtype])
 
 
@@ -70,9 +68,7 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gram: Tensor, visible: Tensor, beta: float, prefixes: bool) -> tuple[Tensor, ...]:
         wide = gram.double()
-        weights = (
-            _solve(wide, visible, beta, prefixes, _AIM[gram.dtype]) if visible.numel() else visible.double()
-        )
+        weights = _solve(wide, visible, beta, prefixes, _AIM[gram.dtype]) if visible.numel() else visible.double()
         gap, objective = certificate(wide, visible, weights, beta)
         ctx.save_for_backward(gram, visible, weights)
         ctx.beta = beta
@@ -81,7 +77,7 @@ class _Implicit(torch.autograd.Function):
         return weights.to(gram.dtype), gap, objective
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         # On the support A: G_A ω_A − q_A = λ1 and Σω = 1. With u the solution of the same system for the incoming
         # gradient (Σu = 0), the Gram's gradient is u ⊗ ((β/n)1_V − ω).
@@ -125,9 +121,7 @@ def _solve(gram: Tensor, visible: Tensor, beta: float, prefixes: bool, aim: floa
     done = gap <= 4 * size * torch.finfo(gram.dtype).eps
     if prefixes:
         inside = _closed_prefixes(gram, visible, beta)
-        good = (
-            ((inside >= 0) | ~visible).all(-1) & (certificate(gram, visible, inside, beta)[0] <= aim) & ~done
-        )
+        good = ((inside >= 0) | ~visible).all(-1) & (certificate(gram, visible, inside, beta)[0] <= aim) & ~done
         weights[good] = inside[good]
         done = done | good
     flat_visible, flat_weights = visible.reshape(-1, size), weights.reshape(-1, size)
@@ -182,9 +176,7 @@ def _closed_prefixes(gram: Tensor, visible: Tensor, beta: float) -> Tensor:
     row = torch.arange(size, device=gram.device)
     sound = (failed[:, None] == 0) | (row < failed[:, None] - 1)
     factor = torch.where(sound[..., None], factor, eye)
-    inverse = torch.where(
-        sound[..., None], torch.linalg.solve_triangular(factor, eye.expand_as(gram), upper=False), 0
-    )
+    inverse = torch.where(sound[..., None], torch.linalg.solve_triangular(factor, eye.expand_as(gram), upper=False), 0)
     held = visible.to(gram.dtype)
     solution = torch.zeros_like(held)
     for _ in range(3):  # the first pass solves, two more refine against the Gram itself
@@ -256,9 +248,7 @@ def _interior_point(gram: Tensor, target: Tensor, held: Tensor, aim: float) -> t
         product = weights * slack
         d_weights, d_price, d_slack = step(product)
         reach = _longest(weights, slack, d_weights, d_slack, held)
-        ahead = ((weights + reach * d_weights) * (slack + reach * d_slack) * one).sum(
-            -1, keepdim=True
-        ) / number
+        ahead = ((weights + reach * d_weights) * (slack + reach * d_slack) * one).sum(-1, keepdim=True) / number
         centre = (ahead / mu).clamp(0, 1) ** 3 * mu
         d_weights, d_price, d_slack = step(product + d_weights * d_slack - centre)
         reach = 0.995 * _longest(weights, slack, d_weights, d_slack, held)
