@@ -49,6 +49,7 @@ ROOMS = [
     "data",
     "attacks",
     "training",
+    "eval",
     "plots",
     "demo",
     "cli",
