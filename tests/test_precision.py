@@ -98,3 +98,17 @@ def test_autocast_does_not_reach_inside(method: ra.Method) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = p.attend()
     assert torch.equal(inside, p.attend())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_output_beyond_the_range_saturates(dtype: torch.dtype) -> None:
+    # A query aligned with a key that the marginal weights drop and the joint ones keep: a density ratio above e^1000.
+    g = torch.Generator().manual_seed(0)
+    k = torch.randn(16, generator=g) + 0.2 * torch.randn(1, 1, 40, 16, generator=g)
+    k[:, :, 0] = -k[:, :, 1]
+    v = torch.randn(1, 1, 40, 16, generator=g)
+    q = 5e3 * k[:, :, :1]
+    assert ra.SPKDE(1.4).weights(k, v).marginal[0, 0, 0] == 0
+    out = ra.SPKDE(1.4).attend(q.to(dtype), k.to(dtype), v.to(dtype))
+    assert out.isfinite().all()
+    assert float(out.abs().max()) == torch.finfo(dtype).max

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import robust_attention as ra
+from robust_attention.robust import simplex_qp
 from robust_attention.robust.blocks import draw_blocks, lower_median, random_words
 from robust_attention.robust.gram import squared_distances, unit
 from robust_attention.robust.kirwls import kirwls
@@ -124,8 +125,6 @@ def test_qp_equals_a_library_solver(kind: str, beta: float) -> None:
 
 
 def test_qp_gap_that_is_not_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from robust_attention.robust import simplex_qp
-
     monkeypatch.setitem(simplex_qp.GAP_TOLERANCE, torch.float64, 1e-20)
     k = points(1, 1, 40, 8)
     with pytest.warns(UserWarning, match=r"SPKDE: 1 of 1 quadratic programmes end with a Frank–Wolfe gap of up to .*"):
@@ -151,6 +150,27 @@ def test_causal_qp_equals_each_prefix_on_its_own() -> None:
             for a, b in zip(whole, part, strict=True):
                 torch.testing.assert_close(a[:, :, n - 1, :n], b, rtol=1e-9, atol=1e-12)
                 assert not a[:, :, n - 1, n:].any()
+
+
+def test_closed_form_of_all_prefixes_is_exact_where_the_optimum_is_inside() -> None:
+    G = GRAMS["random"]
+    prefixes = torch.ones(96, 96, dtype=torch.bool).tril().expand(4, -1, -1)
+    closed = simplex_qp._closed_prefixes(G, prefixes, 1.05)
+    inside = ((closed >= 0) | ~prefixes).all(-1)
+    assert inside.double().mean() > 0.9  # the shortcut is taken, not only allowed
+    assert float(certificate(G, prefixes, closed, 1.05)[0][inside].max()) <= 1e-13
+
+
+def test_prefixes_do_not_feel_a_degenerate_last_point() -> None:
+    G = GRAMS["random"].clone()
+    twin = G.clone()
+    twin[:, -1], twin[:, :, -1] = twin[:, 0], twin[:, :, 0]  # the last point repeats the first: singular
+    twin[:, -1, -1] = 1 - 1e-9  # and a little worse than singular
+    prefixes = torch.ones(96, 96, dtype=torch.bool).tril().expand(4, -1, -1)
+    for beta in (1.05, 1.4):
+        before, _ = spkde_weights(G, prefixes, beta, prefixes=True)
+        after, _ = spkde_weights(twin, prefixes, beta, prefixes=True)
+        assert torch.equal(before[:, :-1], after[:, :-1])
 
 
 @pytest.mark.parametrize("draw", ["bootstrap", "subsample", "partition"])
