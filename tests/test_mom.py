@@ -68,6 +68,15 @@ def test_blocks_that_see_no_key_have_no_vote() -> None:
     torch.testing.assert_close(seen[:, :, :2], plain[:, :, :2], rtol=1e-12, atol=1e-13)
 
 
+def test_density_of_a_block_is_a_mean_not_a_sum() -> None:
+    p = problem(ra.MoM(), B=1, H=1, Hkv=1, T=1, S=3)
+    unit = p.k / p.k.norm(dim=-1, keepdim=True)
+    low, middle, high = torch.exp(p.q @ unit.mT / 8**0.5)[0, 0, 0].argsort().tolist()
+    counts = torch.zeros(3, 3, dtype=torch.int64)
+    counts[0, low], counts[1, middle], counts[2, high] = 1, 50, 1
+    torch.testing.assert_close(p.attend(counts=counts)[0, 0, 0], p.v[0, 0, middle], rtol=1e-12, atol=0)
+
+
 def test_ties_go_to_the_lower_block() -> None:
     p = problem(ra.MoM(), B=1, H=1, Hkv=1, T=2, S=4)
     k = p.k[:, :, :1].expand_as(p.k)
