@@ -37,8 +37,9 @@ class MGK(Method):
     ) -> dict[str, Tensor]:
         return {
             "shift": 0.1 * torch.randn(kv_heads, self.components, 1, width, generator=generator),
-            "log_prior": torch.zeros(kv_heads, self.components),
-            "component_bandwidth": torch.full((kv_heads, self.components), width**0.25),
+            "log_prior": 0.1 * torch.randn(kv_heads, self.components, generator=generator),
+            # Each component is wider than the one before it: σ_r² = √D (1 + 2r).
+            "component_bandwidth": (width**0.5 * (1 + 2 * torch.arange(self.components))).sqrt().repeat(kv_heads, 1),
         }
 
     def attend(
