@@ -141,6 +141,18 @@ def test_qp_info_belongs_to_the_weights() -> None:
         assert float(info.gap.max()) <= 1e-10
 
 
+@pytest.mark.parametrize("size", [11, 37, 64])
+def test_a_problem_rounds_alike_wherever_it_stands_in_a_batch(size: int) -> None:
+    G = gram(unit(points(12, size, 16) + 1), 4.0)
+    everything = torch.ones(12, 1, size, dtype=torch.bool)
+    weights, info = spkde_weights(G, everything, 1.4)
+    assert (weights == 0).any()  # the solver had to work
+    for part in ([0, 1], [5, 3, 8], list(range(2, 12))):
+        alone, alone_info = spkde_weights(G[part], everything[part], 1.4)
+        assert torch.equal(alone, weights[part])
+        assert torch.equal(alone_info.gap, info.gap[part])
+
+
 def test_causal_qp_equals_each_prefix_on_its_own() -> None:
     k, v = points(1, 2, 24, 8), points(1, 2, 24, 4, seed=1)
     for beta in (1.05, 1.4):

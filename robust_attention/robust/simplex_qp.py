@@ -4,9 +4,10 @@ For every visible set V of a Gram G, with n = |V|:
 
     min_ω ωᵀGω − 2qᵀω,   q = (β/n) G 1_V,   ω ≥ 0,  Σω = 1,  ω = 0 outside V
 
-Where the optimum is inside the simplex it has a closed form; elsewhere a primal–dual interior point finds the support
-and an active-set step makes it exact. Whatever the way, the answer is judged by its Frank–Wolfe gap
-`gᵀω − min_V g`, g = Gω − q, which bounds how far the objective is from the optimum, and that gap is returned.
+Where the optimum is inside the simplex it has a closed form; elsewhere a few exchanges of its support usually find it,
+and for what is left a primal–dual interior point does, before the last exchanges make it exact. Whatever the way, the
+answer is judged by its Frank–Wolfe gap `gᵀω − min_V g`, g = Gω − q, which bounds how far the objective is from the
+optimum, and that gap is returned.
 
 Numerics: everything is float64, on the device of the Gram. Problems never influence each other: each leaves the
 batch as soon as its own gap is reached.
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from robust_attention.robust.gram import matmul
 from robust_attention.robust.kirwls import uniform
@@ -27,7 +29,8 @@ GAP_TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-6}
 _AIM = {torch.float64: 1e-13, torch.float32: 2e-9}
 # What the solver works towards: rounding of the Gram's dtype; the tolerance leaves room for Grams of condition 1e9.
 _MAX_STEPS = 60
-_MAX_EXCHANGES = 30
+_QUICK_ROUNDS = 8  # exchanges before the interior point: enough for most problems of an attention layer
+_MAX_ROUNDS = 30
 _CHUNK_ENTRIES = 2**23  # entries of one batch of Grams: 64 MiB in float64, times a handful of temporaries
 
 
@@ -60,8 +63,22 @@ def spkde_weights(gram: Tensor, visible: Tensor, beta: float, prefixes: bool = F
     Returns: weights `[P, R, S]` in the dtype of the Gram, zero rows for empty sets; gaps and objectives `[P, R]`.
     Gradient: with respect to the Gram, by implicit differentiation on the active set (the support of ω).
     """
-    weights, gap, objective = _Implicit.apply(gram, visible, beta, prefixes)
-    return weights, QPInfo(gap, objective, GAP_TOLERANCE[gram.dtype])
+    size = gram.shape[-1]
+    weights, gap, objective = _Implicit.apply(*_aligned(gram, visible), beta, prefixes)
+    return weights[..., :size], QPInfo(gap, objective, GAP_TOLERANCE[gram.dtype])
+
+
+def _aligned(gram: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Add points that nobody sees until 8 divides their number.
+
+    Every matrix of a batch then starts at the same place of a cache line. Without it the CPU's BLAS and LAPACK round a
+    problem's last bit by where in its batch it stands, and so by what happens to the others.
+    """
+    spare = -gram.shape[-1] % 8
+    if spare == 0 or visible.numel() == 0:
+        return gram, visible
+    ones = F.pad(gram.new_zeros(gram.shape[-1]), (0, spare), value=1.0)
+    return F.pad(gram, (0, spare, 0, spare)) + ones.diag(), F.pad(visible, (0, spare))
 
 
 class _Implicit(torch.autograd.Function):
@@ -196,13 +213,23 @@ def _solve_batch(gram: Tensor, held: Tensor, beta: float, aim: float) -> Tensor:
     weights = torch.where(good[:, None], inside, mean)
     rest = (~(good & (_gap(gram, target, held, inside) <= aim))).nonzero().squeeze(-1)
     if len(rest):
+        easy = gram[rest], target[rest], held[rest], held[rest] & (inside[rest] > 0)
+        weights[rest], gap = _exchange(*easy, weights[rest], aim, _QUICK_ROUNDS, at_once=True)
+        rest = rest[gap > aim]
+    if len(rest):
         hard = gram[rest], target[rest], held[rest]
-        weights[rest] = _polish(*hard, *_interior_point(*hard, aim), aim)
+        inner, slack = _interior_point(*hard, aim)
+        start = torch.where(hard[2], inner, 0)
+        start = start / start.sum(-1, keepdim=True)
+        better = _gap(*hard, start) < _gap(*hard, weights[rest])
+        start = torch.where(better[:, None], start, weights[rest])
+        weights[rest], _ = _exchange(*hard, hard[2] & (inner > slack), start, aim, _MAX_ROUNDS, at_once=False)
     return weights
 
 
 def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector[..., None]).squeeze(-1)
+    # Two columns: with one, a batch of one is multiplied by another routine, with another last bit.
+    return (matrix @ torch.stack((vector, vector), -1))[..., 0]
 
 
 def _gap(gram: Tensor, target: Tensor, held: Tensor, weights: Tensor) -> Tensor:
@@ -271,14 +298,20 @@ def _longest(weights: Tensor, slack: Tensor, d_weights: Tensor, d_slack: Tensor,
     return torch.minimum(*limits).clamp(max=1)
 
 
-def _polish(gram: Tensor, target: Tensor, held: Tensor, weights: Tensor, slack: Tensor, aim: float) -> Tensor:
-    """Exact weights on the support that the interior point points at, exchanging points while that helps."""
-    support = held & (weights > slack)
-    best = torch.where(held, weights, 0)
-    best = best / best.sum(-1, keepdim=True)
-    best_gap = _gap(gram, target, held, best)
+def _exchange(
+    gram: Tensor, target: Tensor, held: Tensor, support: Tensor, start: Tensor, aim: float, rounds: int, at_once: bool
+) -> tuple[Tensor, Tensor]:
+    """Solve on a support, drop the points that go negative, take in those that want to count, until none does.
+
+    Args:
+        start: feasible weights to fall back on; whatever is better than them is kept.
+        at_once: drop and take in within one round (a primal–dual active set: quick, but it may cycle); else nothing
+            is taken in before nothing is negative.
+    Returns: the best weights met, and their gaps.
+    """
+    best, best_gap = start.clone(), _gap(gram, target, held, start)
     index = torch.arange(len(gram), device=gram.device)
-    for _ in range(_MAX_EXCHANGES):
+    for _ in range(rounds):
         tried = _equality(gram, target, support)
         negative = support & (tried < 0)
         feasible = tried.clamp(min=0)
@@ -287,14 +320,14 @@ def _polish(gram: Tensor, target: Tensor, held: Tensor, weights: Tensor, slack: 
         # Exact zeros are worth a gap that is larger by rounding only.
         better = gap <= torch.maximum(best_gap[index], torch.full_like(gap, aim))
         best[index[better]], best_gap[index[better]] = feasible[better], gap[better]
-        slope = _apply(gram, feasible) - target
-        price = (slope * feasible).sum(-1, keepdim=True)
+        weights = tried if at_once else feasible
+        slope = _apply(gram, weights) - target
+        price = (slope * weights).sum(-1, keepdim=True)
         missing = held & ~support & (slope < price - aim)
-        # Drop what went negative before anything is taken in: both at once may cycle.
-        dropping = negative.any(-1, keepdim=True)
-        changed = torch.where(dropping, support & ~negative, support | missing)
+        dropping = negative.any(-1, keepdim=True) & (not at_once)
+        changed = torch.where(dropping, support & ~negative, (support & ~negative) | missing)
         go = (changed != support).any(-1) & (gap > aim) & changed.any(-1)
         if not go.any():
             break
         index, gram, target, held, support = index[go], gram[go], target[go], held[go], changed[go]
-    return best
+    return best, best_gap

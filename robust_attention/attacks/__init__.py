@@ -1,0 +1,1 @@
+"""Attacks on images, one a file."""

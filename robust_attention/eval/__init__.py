@@ -1,0 +1,1 @@
+"""Metrics, and how sure one may be of them."""

@@ -1,0 +1,1 @@
+"""Small models whose attention is one of the package's methods."""

@@ -1,0 +1,1 @@
+"""Stored numbers in, pictures out."""

@@ -1,0 +1,1 @@
+"""Short training loops in plain torch."""
