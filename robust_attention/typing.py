@@ -10,6 +10,7 @@ Suffixes spell shapes out where they help; a lower-case letter may be 1 there: `
 
 from typing import Literal
 
-Impl = Literal["auto", "reference"]
+Impl = Literal["auto", "reference", "streamed", "triton"]
+"""reference: the plain formula. streamed: the same without a tensor of the size T·S. triton: fused GPU kernels."""
 WeightGrad = Literal["full", "stop"]
-Draw = Literal["bootstrap", "subsample", "partition"]
+Draw = Literal["bootstrap", "subsample", "partition", "poisson"]

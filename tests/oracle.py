@@ -299,18 +299,19 @@ def weighted(
 # ------------------------------------------------------------------------------------- median of means
 
 
-def median_block(log_kappa: Array, visible: Array, counts: Array) -> Array:
+def median_block(log_kappa: Array, visible: Array, counts: Array, equal_sizes: bool = False) -> Array:
     """The block `l*` of each query, `[B, H, T]`; -1 where no block holds a visible key.
 
     `p_l(i) = (1 / |I_l|) sum_{j in I_l and V(i)} kappa(q_i, k̂_j)`, key j counted `counts[l, j]` times; `l*`
     is the block of the lower median of p over the blocks that see at least one key, ties to the lower index.
+    With `equal_sizes`, |I_l| is the same number for all (a Poisson draw's expected size).
     """
     log_p, sees = [], []
     for count in np.asarray(counts, dtype=np.float64):
         member = visible & (count > 0)
         log_member = np.where(member, log_kappa, -np.inf)
         top = finite_max(log_member)
-        size = max(count.sum(), 1.0)
+        size = 1.0 if equal_sizes else max(count.sum(), 1.0)
         mean = (count * np.exp(log_member - top)).sum(axis=-1) / size
         log_p.append(top[..., 0] + log_or_minus_inf(mean))
         sees.append(member.any(axis=-1))
@@ -322,20 +323,30 @@ def median_block(log_kappa: Array, visible: Array, counts: Array) -> Array:
     return np.where(number > 0, block, -1)
 
 
-def average_over_median_block(log_kappa: Array, visible: Array, v: Array, counts: Array) -> Array:
+def average_over_median_block(
+    log_kappa: Array, visible: Array, v: Array, counts: Array, equal_sizes: bool = False
+) -> Array:
     """`h_i = sum_{j in I_l* and V(i)} kappa_ij v_j / sum_{j in I_l* and V(i)} kappa_ij` (eq. 16).
 
     Where no block sees a key, over the whole of `V(i)` instead.
     """
-    block = median_block(log_kappa, visible, counts)
+    block = median_block(log_kappa, visible, counts, equal_sizes)
     times = np.asarray(counts, dtype=np.float64)[block]
     times[block < 0] = 1.0
     return average(log_kappa + log_or_minus_inf(times), visible, v)
 
 
-def mom(q: Array, k: Array, v: Array, visible: Array, counts: Array, bandwidth: float | None = None) -> Array:
+def mom(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array,
+    counts: Array,
+    bandwidth: float | None = None,
+    equal_sizes: bool = False,
+) -> Array:
     """Eq. 16 with the Gaussian kernel: kernel attention over each query's median block of `counts [M, S]`."""
-    return average_over_median_block(log_kernel(q, k, bandwidth), visible, v, counts)
+    return average_over_median_block(log_kernel(q, k, bandwidth), visible, v, counts, equal_sizes)
 
 
 # --------------------------------------------------------------------------------------------- Fourier

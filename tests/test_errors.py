@@ -94,7 +94,7 @@ SETTINGS: list[tuple[Any, dict[str, Any], str]] = [
     (
         ra.MoM,
         {"draw": "jackknife"},
-        r"draw must be one of 'bootstrap', 'subsample', 'partition', got 'jackknife'; choose",
+        r"draw must be one of 'bootstrap', 'subsample', 'partition', 'poisson', got 'jackknife'; choose",
     ),
     (ra.MoM, {"seed": -1}, r"seed must be a whole number from 0 to .*, got -1; pass"),
     (ra.Fourier, {"power": 3}, r"power must be even, .* got 3; pass power=4"),

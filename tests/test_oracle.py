@@ -42,7 +42,9 @@ ORACLES: dict[str, Callable[[Any, Problem, tuple[Array, ...], Array], Array]] = 
     "kde": lambda m, p, x, see: oracle.kde(*x, see, bandwidth=m.bandwidth),
     "rkde": lambda m, p, x, see: weighted(p, see, lambda G: oracle.rkde_weights(G, psi(m.loss), m.sweeps)),
     "spkde": lambda m, p, x, see: weighted(p, see, lambda G: oracle.spkde_weights(G, m.beta)),
-    "mom": lambda m, p, x, see: oracle.mom(*x, see, counts(m, see.shape[-1]), bandwidth=m.bandwidth),
+    "mom": lambda m, p, x, see: oracle.mom(
+        *x, see, counts(m, see.shape[-1]), bandwidth=m.bandwidth, equal_sizes=m.draw == "poisson"
+    ),
     "fourier": lambda m, p, x, see: oracle.fourier(*x, see, p.owned["radius"].numpy(), power=m.power),
     "fourier_mom": lambda m, p, x, see: oracle.fourier_mom(
         *x, see, p.owned["radius"].numpy(), counts(m, see.shape[-1]), power=m.power

@@ -1,15 +1,16 @@
 """Attention from two weighted densities: what RKDE and SPKDE share (eq. 11)."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from robust_attention import _checks
-from robust_attention.ops._call import Call, keys_only, log_weight, masked_log_softmax, run
+from robust_attention.ops._call import Call, in_rows, keys_only, log_weight, masked_log_softmax, run
 from robust_attention.ops._kernel import GaussianKernel
+from robust_attention.ops._sdpa import by_sdpa
 from robust_attention.robust.gram import squared_distances, unit
 from robust_attention.typing import Impl, WeightGrad
 
@@ -71,7 +72,31 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         is_causal: bool = False,
         impl: Impl = "auto",
     ) -> Tensor:
-        return run(self._reference, q, k, v, attn_mask, is_causal, impl)
+        causal = is_causal and q.dim() == 4 and q.shape[2] > 1
+        refusal = self._no_kernel(causal)
+        return run(
+            self._reference,
+            q,
+            k,
+            v,
+            attn_mask,
+            is_causal,
+            impl,
+            streamed=self._streamed,
+            triton=self._triton if refusal is None else refusal,
+        )
+
+    @abstractmethod
+    def _streamed(self, call: Call) -> Tensor:
+        """Without a tensor of the size T·S, or CannotStream."""
+
+    @abstractmethod
+    def _no_kernel(self, causal: bool) -> str | None:
+        """Why these settings have no fused kernel, or None."""
+
+    @abstractmethod
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
+        """By the fused kernel."""
 
     def weights(
         self,
@@ -98,14 +123,32 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         # One k̂ for kernel and weights: computed twice, it makes Inductor (torch 2.13, CPU) return a wrong gradient.
         unit_k = unit(call.k_BK1SD)
         joint_BKgtS, marginal_BKgtS, _ = self._weights(call, unit_k)
-        logit_BKGTS = self.logit(call.q_BKGTD, unit_k)
-        share, top = masked_log_softmax(logit_BKGTS + log_weight(joint_BKgtS), call.visible_bkgtS)
-        _, bottom = masked_log_softmax(logit_BKGTS + log_weight(marginal_BKgtS), call.visible_bkgtS)
+        return self._combine(call, unit_k, joint_BKgtS, marginal_BKgtS)
+
+    def _combine(self, call: Call, unit_k: Tensor, joint: Tensor, marginal: Tensor) -> Tensor:
+        """Eq. 11 with given weights `[B, K, g, t, S]`."""
+        logit_BKGTS, visible = self.logit(call.q_BKGTD, unit_k), call.visible_bkgtS
+        share, top = masked_log_softmax(logit_BKGTS + log_weight(joint), visible)
+        _, bottom = masked_log_softmax(logit_BKGTS + log_weight(marginal), visible)
         return share @ call.v_BK1SE * _density_ratio(top, bottom)
 
+    def _combine_shared(
+        self, call: Call, unit_k: Tensor, joint: Tensor, marginal: Tensor, *, all_count: bool
+    ) -> Tensor:
+        """Eq. 11 with weights `[B, K, 1, 1, S]` that all queries share, streamed.
+
+        Σ_j ωᴶ_j κ_ij v_j / Σ_j ωᴹ_j κ_ij = Σ_j softmax_j(q_i·k̂_j/σ² + log ωᴹ_j) (ωᴶ_j/ωᴹ_j) v_j: one SDPA, if
+        `all_count`, that is if no visible key can have ωᴹ = 0 < ωᴶ. (Looking at the weights instead of at the loss
+        would let one sample decide for its neighbours' last bits.)
+        """
+        if not all_count:
+            return in_rows(lambda rows: self._combine(rows, unit_k, joint, marginal))(call)
+        ratio = torch.where(marginal > 0, joint / torch.where(marginal > 0, marginal, 1), 0)
+        weighted = replace(call, v_BK1SE=call.v_BK1SE * ratio.squeeze(-2)[..., None])
+        return by_sdpa(weighted, unit_k / self.variance(call.width), log_weight(marginal).squeeze(-2))
+
     def _weights(self, call: Call, keys: Tensor) -> tuple[Tensor, Tensor, tuple[Info, Info]]:
-        variance = self.variance(call.width) if self.weight_bandwidth is None else self.weight_bandwidth**2
-        value_variance = variance if self.value_bandwidth is None else self.value_bandwidth**2
+        variance, value_variance = self._weight_variances(call.width)
         values = call.v_BK1SE
         if self.weight_grad == "stop":
             keys, values = keys.detach(), values.detach()
@@ -114,6 +157,11 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         marginal, marginal_info = self._solve(torch.exp(-exponent), call.visible_bkgtS, call.prefixes)
         joint, joint_info = self._solve(torch.exp(-exponent - value_exponent), call.visible_bkgtS, call.prefixes)
         return joint, marginal, (joint_info, marginal_info)
+
+    def _weight_variances(self, width: int) -> tuple[float, float]:
+        """σ² of the weights' Grams: of keys, and of values."""
+        variance = self.variance(width) if self.weight_bandwidth is None else self.weight_bandwidth**2
+        return variance, variance if self.value_bandwidth is None else self.value_bandwidth**2
 
 
 def _density_ratio(top: Tensor, bottom: Tensor) -> Tensor:

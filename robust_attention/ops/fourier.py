@@ -8,7 +8,7 @@ from torch import Tensor
 
 from robust_attention import _checks
 from robust_attention.ops._blocks import BlockMethod
-from robust_attention.ops._call import Call, masked_softmax, run
+from robust_attention.ops._call import Call, in_rows, masked_softmax, run
 from robust_attention.ops._method import Method, register
 from robust_attention.robust.fourier import log_fourier_kernel
 from robust_attention.typing import Impl
@@ -76,7 +76,7 @@ class Fourier(FourierKernel):
         def compute(call: Call) -> Tensor:
             return masked_softmax(self._logit(call, radius), call.visible_bkgtS) @ call.v_BK1SE
 
-        return run(compute, q, k, v, attn_mask, is_causal, impl)
+        return run(compute, q, k, v, attn_mask, is_causal, impl, streamed=in_rows(compute))
 
 
 @register("fourier_mom")
@@ -109,7 +109,13 @@ class FourierMoM(BlockMethod, FourierKernel):
     ) -> Tensor:
         """See `Method.attend`. `radius` as for Fourier, `counts` as for MoM."""
 
-        def compute(call: Call) -> Tensor:
-            return self._within_median_block(call, self._logit(call, radius), self._counts_of(call, counts))
+        def logit(call: Call) -> Tensor:
+            return self._logit(call, radius)
 
-        return run(compute, q, k, v, attn_mask, is_causal, impl)
+        def reference(call: Call) -> Tensor:
+            return self._within_median_block(call, logit, counts)
+
+        def streamed(call: Call) -> Tensor:
+            return self._within_median_block_in_rows(call, logit, counts, bounded=False)
+
+        return run(reference, q, k, v, attn_mask, is_causal, impl, streamed=streamed)

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from robust_attention.ops._call import Call, masked_softmax, run
 from robust_attention.ops._kernel import GaussianKernel
 from robust_attention.ops._method import register
+from robust_attention.ops._sdpa import by_sdpa
 from robust_attention.robust.gram import unit
 from robust_attention.robust.kirwls import uniform
 from robust_attention.typing import Impl
@@ -34,10 +36,32 @@ class KDE(GaussianKernel):
         is_causal: bool = False,
         impl: Impl = "auto",
     ) -> Tensor:
-        return run(self._reference, q, k, v, attn_mask, is_causal, impl)
+        return run(
+            self._reference,
+            q,
+            k,
+            v,
+            attn_mask,
+            is_causal,
+            impl,
+            streamed=self._streamed,
+            streamed_trains=True,
+            triton=self._triton,
+        )
 
     def _reference(self, call: Call) -> Tensor:
         return masked_softmax(self.logit(call.q_BKGTD, unit(call.k_BK1SD)), call.visible_bkgtS) @ call.v_BK1SE
+
+    def _streamed(self, call: Call) -> Tensor:
+        return by_sdpa(call, unit(call.k_BK1SD) / self.variance(call.width))
+
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
+        from robust_attention._triton import ops
+
+        variance = self.variance(q.shape[-1])
+        if pad is None and not is_causal and q.dtype != torch.float32:
+            return ops.kde_by_sdpa(q, k, v, variance=variance)
+        return ops.kde(q, k, v, pad, is_causal, variance=variance)
 
     def density_weights(self, gram: Tensor) -> Tensor:
         """1/N for each of the N points of a Gram."""

@@ -12,6 +12,8 @@ from robust_attention.ops._method import register
 from robust_attention.robust.gram import unit
 from robust_attention.typing import Impl
 
+_MOST_BLOCKS = 31  # the kernel holds a query's densities in registers
+
 
 @register("mom")
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class MoM(BlockMethod, GaussianKernel):
             cls(),
             cls(blocks=4, fraction=0.5, draw="subsample", seed=1),
             cls(blocks=3, draw="partition", seed=2**40 + 2),
+            cls(draw="poisson", fraction=1.0, seed=3),
         )
 
     def attend(
@@ -49,9 +52,22 @@ class MoM(BlockMethod, GaussianKernel):
     ) -> Tensor:
         """See `Method.attend`. `counts`: integer `[blocks, S]` to use instead of a draw from the method's seed."""
 
-        def compute(call: Call) -> Tensor:
-            return self._within_median_block(
-                call, self.logit(call.q_BKGTD, unit(call.k_BK1SD)), self._counts_of(call, counts)
-            )
+        def logit(call: Call) -> Tensor:
+            return self.logit(call.q_BKGTD, unit(call.k_BK1SD))
 
-        return run(compute, q, k, v, attn_mask, is_causal, impl)
+        def reference(call: Call) -> Tensor:
+            return self._within_median_block(call, logit, counts)
+
+        def streamed(call: Call) -> Tensor:
+            return self._within_median_block_in_rows(call, logit, counts, bounded=True)
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
+            from robust_attention._triton import ops
+
+            held, variance = self._checked_counts(counts, k.shape[2], k.device), self.variance(q.shape[-1])
+            return ops.mom(q, k, v, held, pad, is_causal, variance=variance, equal_sizes=self.kind == "poisson")
+
+        number = self.blocks if counts is None else counts.shape[0]
+        few = number <= _MOST_BLOCKS
+        triton = kernel if few else f"the kernel takes up to {_MOST_BLOCKS} blocks, got {number}"
+        return run(reference, q, k, v, attn_mask, is_causal, impl, streamed=streamed, triton=triton)

@@ -3,14 +3,19 @@
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from robust_attention import _checks
+from robust_attention.ops._call import Call, CannotStream
 from robust_attention.ops._method import register
 from robust_attention.ops._weighted import WeightedKernel
+from robust_attention.robust.gram import unit
 from robust_attention.robust.kirwls import kirwls
 from robust_attention.robust.losses import Hampel, Huber, Loss, Tukey, Welsch
+from robust_attention.robust.tiles import causal_weights, kirwls_weights, points
 
+_TILE_ROWS = 64  # rows of a Gram at a time where it is streamed
 PAPER_LOSS = Huber(0.2)
 
 
@@ -55,6 +60,60 @@ class RKDE(WeightedKernel[None]):
 
     def _solve(self, gram: Tensor, visible: Tensor, prefixes: bool) -> tuple[Tensor, None]:
         return kirwls(gram, visible, self.loss, self.sweeps), None
+
+    def _streamed(self, call: Call) -> Tensor:
+        unit_k = unit(call.k_BK1SD)
+        mask = call.mask_bkgtS
+        if mask is not None and (mask.shape[2] > 1 or mask.shape[3] > 1):
+            raise CannotStream("its mask gives the queries of one key head different keys")
+        if call.causal and self.sweeps != 1:
+            raise CannotStream(f"causal weights are streamed for one sweep, got sweeps={self.sweeps}")
+        batch, kv_heads, groups, queries, _ = call.q_BKGTD.shape
+        seen = torch.ones_like(unit_k[..., 0], dtype=torch.bool) if mask is None else mask[..., 0, :]
+        keys, values = unit_k.flatten(0, 2), call.v_BK1SE.flatten(0, 2)
+        visible = seen.expand(unit_k.shape[:-1]).flatten(0, 2)
+        variance, value_variance = self._weight_variances(call.width)
+        if not call.causal:
+            shared = kirwls_weights(keys, values, visible, variance, value_variance, self.loss, self.sweeps, _TILE_ROWS)
+            marginal, joint = (w.reshape(batch, kv_heads, 1, 1, -1) for w in shared)
+            return self._combine_shared(call, unit_k, joint, marginal, all_count=isinstance(self.loss, Huber))
+        # Query t goes with the prefix that ends at key t + offset; queries before the first key see nothing.
+        out = call.v_BK1SE.new_zeros(batch, kv_heads, groups, queries, call.v_BK1SE.shape[-1])
+        prepared = points(keys, values, visible, variance, value_variance, exact=True)
+        for start, stop, *weights in causal_weights(prepared, self.loss, _TILE_ROWS, max(0, call.offset)):
+            first = max(0, start - call.offset)
+            skipped = first + call.offset - start
+            marginal, joint = (w[:, skipped:].reshape(batch, kv_heads, 1, -1, stop) for w in weights)
+            rows = call.rows(first, stop - call.offset)
+            out[..., first : stop - call.offset, :] = self._combine(rows, unit_k[..., :stop, :], joint, marginal)
+        return out
+
+    def _no_kernel(self, causal: bool) -> str | None:
+        if self.sweeps != 1:
+            return f"the kernel takes one sweep, got sweeps={self.sweeps}"
+        if type(self.loss) not in (Huber, Hampel, Welsch, Tukey):
+            return f"the kernel knows Huber, Hampel, Welsch and Tukey, got {self.loss!r}"
+        if causal and self.weight_grad == "stop":
+            return 'the causal kernel takes weight_grad="full", got "stop"'
+        return None
+
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
+        from robust_attention._triton import ops
+
+        weight_variance, value_variance = self._weight_variances(q.shape[-1])
+        return ops.rkde(
+            q,
+            k,
+            v,
+            pad,
+            is_causal,
+            loss=type(self.loss).__name__.lower(),
+            a=self.loss.a,
+            variance=self.variance(q.shape[-1]),
+            weight_variance=weight_variance,
+            value_variance=value_variance,
+            weight_grad=self.weight_grad,
+        )
 
     def density_weights(self, gram: Tensor) -> Tensor:
         """Weights of the N points of a Gram `[N, N]`."""

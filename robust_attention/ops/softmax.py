@@ -8,6 +8,7 @@ from torch import Tensor
 from robust_attention import _checks
 from robust_attention.ops._call import Call, masked_softmax, run
 from robust_attention.ops._method import Method, register
+from robust_attention.ops._sdpa import by_sdpa
 from robust_attention.typing import Impl
 
 
@@ -36,9 +37,14 @@ class Softmax(Method):
         is_causal: bool = False,
         impl: Impl = "auto",
     ) -> Tensor:
-        return run(self._reference, q, k, v, attn_mask, is_causal, impl)
+        return run(self._reference, q, k, v, attn_mask, is_causal, impl, streamed=self._streamed, streamed_trains=True)
+
+    def _variance(self, width: int) -> float:
+        return width**0.5 if self.bandwidth is None else self.bandwidth**2
 
     def _reference(self, call: Call) -> Tensor:
-        variance = call.width**0.5 if self.bandwidth is None else self.bandwidth**2
-        logit_BKGTS = (call.q_BKGTD / variance) @ call.k_BK1SD.mT
+        logit_BKGTS = (call.q_BKGTD / self._variance(call.width)) @ call.k_BK1SD.mT
         return masked_softmax(logit_BKGTS, call.visible_bkgtS) @ call.v_BK1SE
+
+    def _streamed(self, call: Call) -> Tensor:
+        return by_sdpa(call, call.k_BK1SD / self._variance(call.width))

@@ -6,8 +6,10 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
+from robust_attention.ops._call import Call, CannotStream
 from robust_attention.ops._method import register
 from robust_attention.ops._weighted import WeightedKernel
+from robust_attention.robust.gram import unit
 from robust_attention.robust.simplex_qp import QPInfo, spkde_weights
 
 
@@ -51,6 +53,23 @@ class SPKDE(WeightedKernel[QPInfo]):
         return weights.reshape(shape), QPInfo(
             info.gap.reshape(shape[:-1]), info.objective.reshape(shape[:-1]), info.tolerance
         )
+
+    def _streamed(self, call: Call) -> Tensor:
+        if not call.shared or (call.mask_bkgtS is not None and call.mask_bkgtS.shape[2] > 1):
+            raise CannotStream("its queries see different keys, and each visible set is a programme of its own")
+        unit_k = unit(call.k_BK1SD)
+        joint, marginal, _ = self._weights(call, unit_k)
+        return self._combine_shared(call, unit_k, joint, marginal, all_count=False)
+
+    def _no_kernel(self, causal: bool) -> str | None:
+        return "the kernel takes one visible set a sample, not prefixes" if causal else None
+
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
+        from robust_attention._triton import ops
+
+        joint, marginal = self.weights(k, v, None if pad is None else pad[:, None, None])
+        number = k.shape[2] if pad is None else pad.sum(-1)[:, None, None]  # the kernel wants weights of mean 1
+        return ops.weighted(q, k, v, joint * number, marginal * number, pad, variance=self.variance(q.shape[-1]))
 
     def density_weights(self, gram: Tensor) -> Tensor:
         """Weights of the N points of a Gram `[N, N]`."""

@@ -4,6 +4,8 @@ Draws come from a hash of (seed, block, position), not from a random stream: the
 every device, inside and outside `torch.compile`, and no global state is read or written.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -59,6 +61,24 @@ def draw_blocks(
     order = torch.sort(random_words(seed, 1, num_points, device)[0], stable=True).indices
     block = torch.zeros_like(order).scatter(0, order, torch.arange(num_points, device=device) % blocks)
     return (block[None, :] == torch.arange(blocks, device=device)[:, None]).long()
+
+
+def poisson_blocks(num_points: int, blocks: int, mean: float, seed: int, device: torch.device | None = None) -> Tensor:
+    """counts[l, j] ~ Poisson(mean), each a function of (seed, l, j) alone: more points change nothing for the first.
+
+    Bootstrap with a random size: block l holds mean·num_points points on average.
+    """
+    words = random_words(seed, blocks, num_points, device)
+    counts = torch.zeros_like(words)
+    probability = below = math.exp(-mean)
+    number = 0
+    # Inversion of the distribution function, in integers, so that every device agrees.
+    while int(below * 2**32) < 2**32 and probability > 0:
+        counts += words >= int(below * 2**32)
+        number += 1
+        probability *= mean / number
+        below += probability
+    return counts
 
 
 def lower_median(value: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:

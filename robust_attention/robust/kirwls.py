@@ -29,7 +29,12 @@ def kirwls(gram: Tensor, visible: Tensor, loss: Loss, sweeps: int) -> Tensor:
     for _ in range(sweeps):
         overlap = matmul(weights, gram)
         size = (weights * overlap).sum(-1, keepdim=True)
-        psi = loss.psi_of_square((1 - 2 * overlap + size).clamp(min=0)) * visible
-        total = psi.sum(-1, keepdim=True)
-        weights = torch.where(total > 0, psi / torch.where(total > 0, total, 1), start)
+        weights = reweight(1 - 2 * overlap + size, visible, loss, start)
     return weights
+
+
+def reweight(squared_distance: Tensor, visible: Tensor, loss: Loss, otherwise: Tensor) -> Tensor:
+    """ψ(d_j) / Σ_m ψ(d_m) over the visible points; `otherwise` where every ψ is 0."""
+    psi = loss.psi_of_square(squared_distance.clamp(min=0)) * visible
+    total = psi.sum(-1, keepdim=True)
+    return torch.where(total > 0, psi / torch.where(total > 0, total, 1), otherwise)
