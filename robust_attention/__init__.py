@@ -8,6 +8,7 @@ from robust_attention import density
 from robust_attention._version import __version__
 from robust_attention.ops import Method, methods, register
 from robust_attention.ops._blocks import BlockMethod
+from robust_attention.ops._cache import Cache
 from robust_attention.ops.fourier import Fourier, FourierMoM
 from robust_attention.ops.kde import KDE
 from robust_attention.ops.mgk import MGK
@@ -25,6 +26,7 @@ __all__ = [
     "RKDE",
     "SPKDE",
     "BlockMethod",
+    "Cache",
     "Fourier",
     "FourierMoM",
     "Hampel",

@@ -125,7 +125,9 @@ def main(arguments: list[str] | None = None) -> None:
                 app.command(groups[word])
         groups[group[-1] if group else ""].command(function, name=name)
     try:
-        app(arguments)
+        app(arguments, exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        sys.exit(f"robust-attention: {error}")
     except ImportError as error:
         sys.exit(f"this command needs {error.name}; pip install 'robust-attention[demo]'")
     except (ValueError, OSError, FloatingPointError) as error:

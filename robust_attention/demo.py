@@ -137,6 +137,8 @@ class Work:
 def run(config: DemoConfig, out: Path, console: Console) -> dict[str, Any]:
     """Run the demo, leave `demo.json` and `demo.png` in `out`, and return what the JSON holds."""
     # Minutes of training come next: whatever can be known to fail, a missing matplotlib or a full disk, fails now.
+    import matplotlib  # noqa: F401
+
     from robust_attention.plots import demo as picture
 
     prepare_folder(out)
@@ -498,8 +500,9 @@ def _num_batches(config: DemoConfig, name: str, train: digits.Digits, test: digi
     tries = (1 + len(contaminations(config))) * draws * math.ceil(len(test.images) / BATCH)
     num_attacked = math.ceil(min(config.num_attacked, len(test.images)) / BATCH)
     one_pgd = (config.pgd_steps + 1) * samples + draws
-    more = 2 if method.stochastic or hasattr(method, "weight_grad") else 1
-    return steps + tries + num_attacked * (samples + draws + more * one_pgd) + one_pgd
+    weights_held = one_pgd if hasattr(method, "weight_grad") else 0
+    known_draw = config.pgd_steps + 1 + 1 if method.stochastic else 0
+    return steps + tries + num_attacked * (samples + draws + one_pgd + weights_held + known_draw) + one_pgd
 
 
 @contextmanager

@@ -13,7 +13,7 @@ Logits = Callable[[Tensor], Tensor]
 def loss_gradient(logits: Logits, images: Tensor, labels: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each image, and its gradient; both are means over `samples` calls."""
     images = images.detach().requires_grad_()
-    total_loss = torch.zeros(len(images), device=images.device)
+    total_loss = images.new_zeros(len(images))
     total_gradient = torch.zeros_like(images)
     for _ in range(samples):
         # Enabled here, because evaluation usually runs under no_grad.
@@ -26,7 +26,7 @@ def loss_gradient(logits: Logits, images: Tensor, labels: Tensor, samples: int) 
 
 
 def check_images(images: Tensor, eps: float, samples: int) -> None:
-    if eps < 0:
+    if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}; it is a distance in units of the images, say 8/255")
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")

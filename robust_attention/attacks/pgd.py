@@ -35,7 +35,7 @@ def pgd(
     low, high = (images - eps).clamp(min=0), (images + eps).clamp(max=1)
     start = torch.rand(images.shape, generator=generator).to(images) * 2 - 1
     attacked = (images + eps * start).clamp(low, high)
-    best, best_loss = attacked, torch.full((len(images),), -torch.inf, device=images.device)
+    best, best_loss = attacked, images.new_full((len(images),), -torch.inf)
     for _ in range(steps):
         loss, gradient = loss_gradient(logits, attacked, labels, samples)
         best, best_loss = _keep(attacked, loss, best, best_loss)

@@ -42,9 +42,9 @@ class ViTConfig:
     """What the classifier reads: a token of its own, which sees patches through attention only, or the mean."""
 
     def __post_init__(self) -> None:
-        if self.image_size % self.patch_size:
+        if self.patch_size < 1 or self.image_size % self.patch_size:
             raise ValueError(f"patch_size must divide image_size = {self.image_size}, got {self.patch_size}")
-        if self.dim % self.num_heads:
+        if self.num_heads < 1 or self.dim % self.num_heads:
             raise ValueError(f"num_heads must divide dim = {self.dim}, got {self.num_heads}")
 
     @property
@@ -116,6 +116,12 @@ class ViT(nn.Module):
         self.config = config
         self.method = method
         patch = config.patch_size
+        # PyTorch's layers draw weights from the global stream as they are made; ours are drawn anew below.
+        with torch.random.fork_rng(devices=[]):
+            self._make_layers(config, method, patch)
+        self.init_weights(torch.Generator().manual_seed(0))
+
+    def _make_layers(self, config: ViTConfig, method: Method, patch: int) -> None:
         self.embed = nn.Conv2d(config.channels, config.dim, kernel_size=patch, stride=patch)
         num_tokens = config.num_patches + (config.pool == "cls")
         self.position = nn.Parameter(torch.empty(1, num_tokens, config.dim))
@@ -123,7 +129,6 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, method) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim)
         self.head = nn.Linear(config.dim, config.num_classes)
-        self.init_weights(torch.Generator().manual_seed(0))
 
     def forward(self, images: Tensor, generator: Generator | None = None) -> Tensor:
         """Classify.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from robust_attention import _checks
+from robust_attention.ops._cache import Cache
 from robust_attention.ops._call import Call, in_rows, log_weight, masked_log_softmax, masked_softmax
 from robust_attention.ops._method import Method
 from robust_attention.robust.blocks import draw_blocks, lower_median, poisson_blocks
@@ -130,6 +131,16 @@ class BlockMethod(Method):
         log_size_M = self._log_size(counts_MS).to(call.q_BKGTD.dtype)
         attend = _attend_in_bounded_blocks if bounded else _attend_in_blocks
         return in_rows(lambda rows: attend(rows, logit(rows), counts_MS[:, : rows.k_BK1SD.shape[-2]], log_size_M))(call)
+
+    def _decode(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, padding: Tensor | None, past: int, **owned: Any
+    ) -> Tensor:
+        if self.kind != "poisson":
+            raise ValueError(
+                f'decoding needs draw="poisson", whose blocks of a prefix do not depend on what follows, '
+                f"got draw={str(self.draw)!r}; use dataclasses.replace(method, draw='poisson')"
+            )
+        return super()._decode(q, k, v, cache, padding, past, **owned)
 
     def _log_size(self, counts_MS: Tensor) -> Tensor:
         """log |I_l|. For "poisson" the expected size, the same for all: it must not depend on keys to come."""

@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from robust_attention.ops._cache import Cache, check_decode
 from robust_attention.typing import Impl
 
 _registry: dict[str, type["Method"]] = {}
@@ -51,6 +52,36 @@ class Method(ABC):
         Numerics: 16-bit inputs are computed in float32 and rounded once at the end. A query that sees no key gets 0;
             one that sees NaN or Inf gets NaN, and no other query is touched by it.
         """
+
+    def cache(self) -> Cache:
+        """An empty cache for `decode`."""
+        return Cache()
+
+    @torch.no_grad()
+    def decode(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, padding: Tensor | None = None, **owned: Any
+    ) -> Tensor:
+        """Attend from the newest tokens to all keys: the last rows of `attend(..., is_causal=True)` alone.
+
+        Args:
+            q: `[B, H, T, D]` of the T newest tokens, usually 1.
+            k, v: of all tokens, the newest included.
+            cache: of this layer; it is moved on.
+            padding: `[B, S]`, True where a key is real.
+            owned: tensors that `attend` takes besides these.
+        Cost: O(S·D) a token where the method's page does not say otherwise. No gradient.
+        """
+        past = check_decode(q, k, v, cache, padding)
+        out = self._decode(q, k, v, cache, padding, past, **owned)
+        cache.length = k.shape[2]
+        return out
+
+    def _decode(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, padding: Tensor | None, past: int, **owned: Any
+    ) -> Tensor:
+        # Nothing to remember: the newest query on its own looks at every key once.
+        mask = None if padding is None else padding[:, None, None]
+        return self.attend(q, k, v, attn_mask=mask, is_causal=True, **owned)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

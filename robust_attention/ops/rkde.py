@@ -1,19 +1,20 @@
 """RKDE attention: keys and values far from the others in the kernel's Hilbert space count less."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from robust_attention import _checks
-from robust_attention.ops._call import Call, CannotStream
+from robust_attention.ops._cache import Cache
+from robust_attention.ops._call import Call, CannotStream, keys_only, run
 from robust_attention.ops._method import register
 from robust_attention.ops._weighted import WeightedKernel
 from robust_attention.robust.gram import unit
-from robust_attention.robust.kirwls import kirwls
+from robust_attention.robust.kirwls import kirwls, reweight
 from robust_attention.robust.losses import Hampel, Huber, Loss, Tukey, Welsch
-from robust_attention.robust.tiles import causal_weights, kirwls_weights, points
+from robust_attention.robust.tiles import causal_weights, kirwls_weights, points, row_sums
 
 _TILE_ROWS = 64  # rows of a Gram at a time where it is streamed
 PAPER_LOSS = Huber(0.2)
@@ -87,6 +88,74 @@ class RKDE(WeightedKernel[None]):
             rows = call.rows(first, stop - call.offset)
             out[..., first : stop - call.offset, :] = self._combine(rows, unit_k[..., :stop, :], joint, marginal)
         return out
+
+    def _decode(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, padding: Tensor | None, past: int, **owned: Any
+    ) -> Tensor:
+        """One running sum a key: C_ij = C_{i−1,j} + G_ij, T_i = T_{i−1} + 2 Σ_{j<i} G_ij + 1, both Grams (float64)."""
+        if self.sweeps != 1:  # more sweeps need the whole Gram again
+            return super()._decode(q, k, v, cache, padding, past, **owned)
+        state = cache.state
+        if cache.length != past or not state:
+            state = self._summed(k[:, :, :past], v[:, :, :past], None if padding is None else padding[:, :past])
+        if past == 0 and q.shape[2] > 1:
+            out = super()._decode(q, k, v, cache, padding, past, **owned)
+            cache.state = self._summed(k, v, padding)
+            return out
+        rows = []
+        for new in range(past + 1, k.shape[2] + 1):
+            seen = None if padding is None else padding[:, None, None, :new]
+
+            def compute(call: Call) -> Tensor:
+                nonlocal state
+                unit_k = unit(call.k_BK1SD)
+                state, weights = self._next(state, call, unit_k)
+                marginal, joint = (w[:, :, None, None].to(unit_k.dtype) for w in weights)
+                return self._combine(call, unit_k, joint, marginal)
+
+            last = q[:, :, new - past - 1 : new - past]
+            rows.append(run(compute, last, k[:, :, :new], v[:, :, :new], seen, False, "reference"))
+        cache.state = state
+        return torch.cat(rows, 2)
+
+    def _next(
+        self, state: dict[str, Tensor], call: Call, unit_k: Tensor
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+        """The state with one key more, and the weights (marginal, joint) of the prefix that ends there, `[B, K, S]`."""
+        keys, values = unit_k[:, :, 0].double(), call.v_BK1SE[:, :, 0].double()
+        variance, value_variance = self._weight_variances(call.width)
+        exponent = (keys - keys[:, :, -1:]).square().sum(-1) / (-2 * variance)
+        value_exponent = (values - values[:, :, -1:]).square().sum(-1) / (-2 * value_variance)
+        visible = call.visible_bkgtS[:, :, 0, 0].expand(exponent.shape).double()
+        both = visible * visible[..., -1:]
+        number = visible.sum(-1, keepdim=True).clamp(min=1)
+        after, weights = {}, []
+        for name, log_gram in (("marginal", exponent), ("joint", exponent + value_exponent)):
+            row = log_gram.exp() * both
+            before = row[..., :-1]
+            whole = row.sum(-1, keepdim=True)
+            sums = torch.cat((state[name] + before, whole), -1)
+            total = state[f"{name}_total"] + before.sum(-1, keepdim=True) + whole
+            after[name], after[f"{name}_total"] = sums, total
+            squared = 1 - 2 * sums / number + total / number.square()
+            weights.append(reweight(squared, visible, self.loss, visible / number))
+        return after, (weights[0], weights[1])
+
+    def _summed(self, k: Tensor, v: Tensor, padding: Tensor | None) -> dict[str, Tensor]:
+        """The state after the keys k."""
+        if k.shape[2] == 0:
+            sums = (k.new_zeros(k.shape[:3], dtype=torch.float64),) * 2
+        else:
+            call = keys_only(k, v, None if padding is None else padding[:, None, None], False, None)
+            unit_k = unit(call.k_BK1SD)[:, :, 0]
+            visible = call.visible_bkgtS[:, :, 0, 0].expand(unit_k.shape[:-1])
+            keys, values = unit_k.flatten(0, 1), call.v_BK1SE[:, :, 0].flatten(0, 1)
+            variance, value_variance = self._weight_variances(call.width)
+            prepared = points(keys, values, visible.flatten(0, 1), variance, value_variance, exact=True)
+            marginal, joint = (s.double().reshape(k.shape[:3]) for s in row_sums(prepared, _TILE_ROWS))
+            sums = (marginal, joint)
+        named = dict(zip(("marginal", "joint"), sums, strict=True))
+        return named | {f"{name}_total": s.sum(-1, keepdim=True) for name, s in named.items()}
 
     def _no_kernel(self, causal: bool) -> str | None:
         if self.sweeps != 1:

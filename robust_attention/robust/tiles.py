@@ -87,30 +87,42 @@ def kirwls_weights(
     return marginal, joint
 
 
-def _kirwls(p: Points, loss: Loss, sweeps: int, rows: int) -> tuple[Tensor, Tensor]:
-    start = p.visible / p.visible.sum(-1, keepdim=True).clamp(min=1)
-    weights = [start, start]
+def row_sums(p: Points, rows: int) -> tuple[Tensor, Tensor]:
+    """Σ_m G_mj over the visible points of both Grams, `[P, S]`; 0 for hidden points."""
+    sums = [torch.zeros_like(p.visible), torch.zeros_like(p.visible)]
     size = p.visible.shape[-1]
+    for first in range(0, size, rows):
+        last = min(size, first + rows)
+        for tile, total in zip(gram_tiles(p, first, last, first, size), sums, strict=True):
+            total[..., first:last] += tile.sum(-1)
+            # The mirror image of all but the tile's own square is met here too.
+            total[..., last:] += tile[..., last - first :].sum(-2)
+    return sums[0], sums[1]
+
+
+def _kirwls(p: Points, loss: Loss, sweeps: int, rows: int) -> tuple[Tensor, Tensor]:
+    number = p.visible.sum(-1, keepdim=True).clamp(min=1)
+    start = p.visible / number
+    weights = [start, start]
     for sweep in range(sweeps):
-        overlaps = [torch.zeros_like(start), torch.zeros_like(start)]
-        for first in range(0, size, rows):
-            last = min(size, first + rows)
-            for tile, weight, overlap in zip(gram_tiles(p, first, last, first, size), weights, overlaps, strict=True):
-                # The mirror image of all but the tile's own square is met here too.
-                beyond = tile[..., last - first :]
-                if sweep == 0:  # hidden points are 0 in the tile, the others weigh alike
-                    overlap[..., first:last] += tile.sum(-1)
-                    overlap[..., last:] += beyond.sum(-2)
-                else:
-                    overlap[..., first:last] += (tile @ weight[..., first:, None]).squeeze(-1)
-                    overlap[..., last:] += (weight[..., None, first:last] @ beyond).squeeze(-2)
-        if sweep == 0:
-            overlaps = [overlap / p.visible.sum(-1, keepdim=True).clamp(min=1) for overlap in overlaps]
+        overlaps = [r / number for r in row_sums(p, rows)] if sweep == 0 else _products(p, weights, rows)
         weights = [
             reweight(1 - 2 * r + (w * r).sum(-1, keepdim=True), p.visible, loss, start)
             for r, w in zip(overlaps, weights, strict=True)
         ]
     return weights[0], weights[1]
+
+
+def _products(p: Points, weights: list[Tensor], rows: int) -> list[Tensor]:
+    """G ω of both Grams, each with weights of its own."""
+    size = p.visible.shape[-1]
+    found = [torch.zeros_like(p.visible), torch.zeros_like(p.visible)]
+    for first in range(0, size, rows):
+        last = min(size, first + rows)
+        for tile, weight, product in zip(gram_tiles(p, first, last, first, size), weights, found, strict=True):
+            product[..., first:last] += (tile @ weight[..., first:, None]).squeeze(-1)
+            product[..., last:] += (weight[..., None, first:last] @ tile[..., last - first :]).squeeze(-2)
+    return found
 
 
 def causal_weights(p: Points, loss: Loss, rows: int, begin: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
