@@ -95,7 +95,37 @@ def _rows() -> dict[str, tuple[str, str, str, str, str]]:
     }
 
 
+def bench(*, scale: str = "auto", out: Path = Path("out/bench")) -> None:
+    """Time and memory of every method beside SDPA, the plain formula and the published algorithm.
+
+    Every implementation is checked against float64 first; one that fails is named and not timed. Rows go to
+    `bench.json` as they come, plots and a table follow.
+
+    Parameters
+    ----------
+    scale
+        smoke (seconds), laptop (CPU, some minutes), gpu (some minutes), or auto: gpu where there is one.
+    out
+        Folder for the results.
+    """
+    import torch
+
+    from robust_attention import _checks
+    from robust_attention.bench.run import SCALES, run
+    from robust_attention.plots import bench as plots
+
+    _checks.one_of("scale", scale, ("auto", *SCALES))
+    if scale == "auto":
+        scale = "gpu" if torch.cuda.is_available() else "laptop"
+    if scale == "gpu" and not torch.cuda.is_available():
+        raise ValueError("scale='gpu' needs a CUDA device, got none; choose laptop")
+    record = run(scale, SCALES[scale], out, lambda line: print(line, flush=True))
+    (out / "bench.md").write_text(plots.table(record) + "\n", encoding="utf-8")
+    print(*plots.draw(record, out), out / "bench.md", sep="\n")
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
+    "bench": bench,
     "demo": demo,
     "figure density": figure_density,
     "methods": methods,

@@ -51,6 +51,7 @@ ROOMS = [
     "training",
     "eval",
     "plots",
+    "bench",
     "demo",
     "cli",
 ]
