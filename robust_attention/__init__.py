@@ -4,7 +4,7 @@ import robust_attention as ra
 out = ra.RKDE(loss=ra.Huber(a=0.2)).attend(q, k, v)
 """
 
-from robust_attention import density
+from robust_attention import density, nn
 from robust_attention._version import __version__
 from robust_attention.ops import Method, methods, register
 from robust_attention.ops._blocks import BlockMethod
@@ -42,5 +42,6 @@ __all__ = [
     "__version__",
     "density",
     "methods",
+    "nn",
     "register",
 ]

@@ -378,7 +378,7 @@ def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"method": method, "impl": impl}
         for name in ("ms", "peak_mib"):
             points = [(r["keys"], r[name]) for r in mine if r.get(name)]
-            points = points[len(points) // 2 - (len(points) > 2) :] if len(points) > 1 else []
+            points = points[min(len(points) // 2, len(points) - 2) :] if len(points) > 1 else []
             row[name] = _slope(points) if len(points) > 1 else None
         found.append(row)
     return found

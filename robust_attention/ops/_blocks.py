@@ -93,7 +93,7 @@ class BlockMethod(Method):
         name: Draw = self.__dict__["_kind"]
         return name
 
-    def counts(self, num_keys: int, seed: int, device: torch.device | None = None) -> Tensor:
+    def counts(self, num_keys: int, seed: int | Tensor, device: torch.device | None = None) -> Tensor:
         if self.kind == "poisson":
             return poisson_blocks(num_keys, self.blocks, self.fraction, seed, device)
         size = max(1, int(self.fraction * num_keys + 0.5))

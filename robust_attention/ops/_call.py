@@ -149,7 +149,7 @@ def run(
         out = _stream(streamed, streamed_trains, call, impl) if impl in ("auto", "streamed") else None
         if out is None:
             out = compute(call)
-        out = torch.where(poisoned_bkgt1, torch.nan, out).reshape(shape)
+        out = torch.where(poisoned_bkgt1, torch.nan, out).reshape(batch, heads, queries, -1)
         limit = torch.finfo(q.dtype).max
         return out.clamp(-limit, limit).to(q.dtype)
 

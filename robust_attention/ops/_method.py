@@ -30,6 +30,9 @@ class Method(ABC):
     """Which of the tensors that `attend` takes besides q, k, v run over the keys in their last dimension: whoever
     permutes keys must permute these too."""
 
+    constant_tensors: ClassVar[tuple[str, ...]] = ()
+    """Which of those tensors are drawn once and not learnt."""
+
     def __post_init__(self) -> None:
         """Nothing to check here; settings of a subclass are checked by its own, which calls this one."""
 
@@ -82,6 +85,17 @@ class Method(ABC):
         # Nothing to remember: the newest query on its own looks at every key once.
         mask = None if padding is None else padding[:, None, None]
         return self.attend(q, k, v, attn_mask=mask, is_causal=True, **owned)
+
+    def coefficients(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **owned: Any
+    ) -> Tensor:
+        """A `[B, H, T, S]` with h_i = Σ_j A_ij v_j: how much each value counts in each output.
+
+        Rows need not sum to 1 where numerator and denominator have weights of their own.
+        """
+        # The identity as values gives them, where values have no other part in the output.
+        identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
+        return self.attend(q, k, identity, attn_mask, is_causal, "reference", **owned)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

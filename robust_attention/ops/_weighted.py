@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -119,6 +119,19 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         joint, marginal = (w.flatten(1, 2).squeeze(2) for w in (joint, marginal))
         return RobustWeights(joint, marginal, info)
 
+    def coefficients(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **owned: Any
+    ) -> Tensor:
+        """See `Method.coefficients`; the weights are those of the values v."""
+
+        def compute(call: Call) -> Tensor:
+            unit_k = unit(call.k_BK1SD)
+            joint, marginal, _ = self._weights(call, unit_k)
+            share, ratio = self._shares(call, unit_k, joint, marginal)
+            return share * ratio
+
+        return run(compute, q, k, v, attn_mask, is_causal, "reference")
+
     def _reference(self, call: Call) -> Tensor:
         # One k̂ for kernel and weights: computed twice, it makes Inductor (torch 2.13, CPU) return a wrong gradient.
         unit_k = unit(call.k_BK1SD)
@@ -127,10 +140,15 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
 
     def _combine(self, call: Call, unit_k: Tensor, joint: Tensor, marginal: Tensor) -> Tensor:
         """Eq. 11 with given weights `[B, K, g, t, S]`."""
+        share, ratio = self._shares(call, unit_k, joint, marginal)
+        return share @ call.v_BK1SE * ratio
+
+    def _shares(self, call: Call, unit_k: Tensor, joint: Tensor, marginal: Tensor) -> tuple[Tensor, Tensor]:
+        """Each value's share of the joint density, and the quotient of the two densities."""
         logit_BKGTS, visible = self.logit(call.q_BKGTD, unit_k), call.visible_bkgtS
         share, top = masked_log_softmax(logit_BKGTS + log_weight(joint), visible)
         _, bottom = masked_log_softmax(logit_BKGTS + log_weight(marginal), visible)
-        return share @ call.v_BK1SE * _density_ratio(top, bottom)
+        return share, _density_ratio(top, bottom)
 
     def _combine_shared(
         self, call: Call, unit_k: Tensor, joint: Tensor, marginal: Tensor, *, all_count: bool

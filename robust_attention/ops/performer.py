@@ -29,6 +29,8 @@ class Performer(Method):
     summary: ClassVar[str] = "positive random features, linear in the number of keys"
     formula: ClassVar[str] = "Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j)"
 
+    constant_tensors: ClassVar[tuple[str, ...]] = ("directions",)
+
     features: int = 128
     """M, for modules that make the features; `attend` takes any number."""
 

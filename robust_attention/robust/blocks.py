@@ -29,16 +29,17 @@ def _hash(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def random_words(seed: int, rows: int, columns: int, device: torch.device | None = None) -> Tensor:
-    """[rows, columns] of 32 random bits each, a function of seed, row and column alone."""
+def random_words(seed: int | Tensor, rows: int, columns: int, device: torch.device | None = None) -> Tensor:
+    """[rows, columns] of 32 random bits each, a function of seed (a number or int64 scalar), row and column alone."""
     row = torch.arange(rows, device=device)[:, None]
     column = torch.arange(columns, device=device)[None, :]
-    key = _hash(_hash(torch.full_like(row, seed & _MASK) ^ 0x9E3779B9) ^ torch.full_like(row, (seed >> 32) & _MASK))
+    zero = torch.zeros_like(row)
+    key = _hash(_hash((zero + (seed & _MASK)) ^ 0x9E3779B9) ^ (zero + ((seed >> 32) & _MASK)))
     return _hash(_hash(key ^ row) ^ _multiply(column + 1, 0x85EBCA6B))
 
 
 def draw_blocks(
-    num_points: int, blocks: int, size: int, draw: Draw, seed: int, device: torch.device | None = None
+    num_points: int, blocks: int, size: int, draw: Draw, seed: int | Tensor, device: torch.device | None = None
 ) -> Tensor:
     """counts[l, j]: how often block l holds point j; int64 [blocks, num_points].
 
@@ -63,7 +64,9 @@ def draw_blocks(
     return (block[None, :] == torch.arange(blocks, device=device)[:, None]).long()
 
 
-def poisson_blocks(num_points: int, blocks: int, mean: float, seed: int, device: torch.device | None = None) -> Tensor:
+def poisson_blocks(
+    num_points: int, blocks: int, mean: float, seed: int | Tensor, device: torch.device | None = None
+) -> Tensor:
     """counts[l, j] ~ Poisson(mean), each a function of (seed, l, j) alone: more points change nothing for the first.
 
     Bootstrap with a random size: block l holds mean·num_points points on average.

@@ -1,0 +1,8 @@
+"""Modules around the methods: projections, parameters that a method learns, draws. No mathematics of their own."""
+
+from robust_attention.nn.attend import Attend
+from robust_attention.nn.attention import Attention
+from robust_attention.nn.encoder import TransformerEncoderLayer
+from robust_attention.nn.multihead import MultiheadAttention
+
+__all__ = ["Attend", "Attention", "MultiheadAttention", "TransformerEncoderLayer"]
