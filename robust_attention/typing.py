@@ -12,5 +12,6 @@ from typing import Literal
 
 Impl = Literal["auto", "reference", "streamed", "triton"]
 """reference: the plain formula. streamed: the same without a tensor of the size T·S. triton: fused GPU kernels."""
+Keys = Literal["unit", "own"]
 WeightGrad = Literal["full", "stop"]
 Draw = Literal["bootstrap", "subsample", "partition", "poisson"]

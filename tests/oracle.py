@@ -281,13 +281,19 @@ def weighted(
     joint: Array,
     marginal: Array,
     bandwidth: float | None = None,
+    own_keys: bool = False,
 ) -> Array:
     """`h_i = sum_j wJ_ij kappa(q_i, k̂_j) v_j / sum_j wM_ij kappa(q_i, k̂_j)`, j over `V(i)` (eq. 11).
 
-    Weights are `[B, Hkv, T, S]`, or `[B, H, T, S]` where the heads of a group see different keys.
+    Weights are `[B, Hkv, T, S]`, or `[B, H, T, S]` where the heads of a group see different keys. With `own_keys`
+    the kernel is `exp(q_i.k_j / sigma^2)` of the keys as they are.
     """
     H = q.shape[1]
-    log_kappa = np.where(visible, log_kernel(q, k, bandwidth), -np.inf)
+    logit = log_kernel(q, k, bandwidth)
+    if own_keys:
+        sigma = default_bandwidth(q.shape[-1], bandwidth)
+        logit = q @ np.swapaxes(per_query_head(k, H), -1, -2) / sigma**2
+    log_kappa = np.where(visible, logit, -np.inf)
     log_above = log_kappa + log_or_minus_inf(per_query_head(joint, H))
     log_below = log_kappa + log_or_minus_inf(per_query_head(marginal, H))
     top = finite_max(log_below)

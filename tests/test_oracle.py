@@ -34,7 +34,7 @@ def weighted(p: Problem, visible: Array, solve: Callable[[Array], Array]) -> Arr
     else:
         k_each, v_each = np.repeat(k, groups, 1), np.repeat(v, groups, 1)
         joint, marginal = oracle.robust_weights(k_each, v_each, visible, solve, **widths)
-    return oracle.weighted(q, k, v, visible, joint, marginal, bandwidth=m.bandwidth)
+    return oracle.weighted(q, k, v, visible, joint, marginal, bandwidth=m.bandwidth, own_keys=m.keys == "own")
 
 
 ORACLES: dict[str, Callable[[Any, Problem, tuple[Array, ...], Array], Array]] = {

@@ -73,7 +73,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         impl: Impl = "auto",
     ) -> Tensor:
         causal = is_causal and q.dim() == 4 and q.shape[2] > 1
-        refusal = self._no_kernel(causal)
+        refusal = self.needs_unit_keys() or self._no_kernel(causal)
         return run(
             self._reference,
             q,
@@ -145,7 +145,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
 
     def _shares(self, call: Call, unit_k: Tensor, joint: Tensor, marginal: Tensor) -> tuple[Tensor, Tensor]:
         """Each value's share of the joint density, and the quotient of the two densities."""
-        logit_BKGTS, visible = self.logit(call.q_BKGTD, unit_k), call.visible_bkgtS
+        logit_BKGTS, visible = self.logit(call, unit_k), call.visible_bkgtS
         share, top = masked_log_softmax(logit_BKGTS + log_weight(joint), visible)
         _, bottom = masked_log_softmax(logit_BKGTS + log_weight(marginal), visible)
         return share, _density_ratio(top, bottom)
@@ -163,7 +163,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
             return in_rows(lambda rows: self._combine(rows, unit_k, joint, marginal))(call)
         ratio = torch.where(marginal > 0, joint / torch.where(marginal > 0, marginal, 1), 0)
         weighted = replace(call, v_BK1SE=call.v_BK1SE * ratio.squeeze(-2)[..., None])
-        return by_sdpa(weighted, unit_k / self.variance(call.width), log_weight(marginal).squeeze(-2))
+        return by_sdpa(weighted, self.logit_keys(call, unit_k), log_weight(marginal).squeeze(-2))
 
     def _weights(self, call: Call, keys: Tensor) -> tuple[Tensor, Tensor, tuple[Info, Info]]:
         variance, value_variance = self._weight_variances(call.width)

@@ -46,14 +46,14 @@ class KDE(GaussianKernel):
             impl,
             streamed=self._streamed,
             streamed_trains=True,
-            triton=self._triton,
+            triton=self.needs_unit_keys() or self._triton,
         )
 
     def _reference(self, call: Call) -> Tensor:
-        return masked_softmax(self.logit(call.q_BKGTD, unit(call.k_BK1SD)), call.visible_bkgtS) @ call.v_BK1SE
+        return masked_softmax(self.logit(call, unit(call.k_BK1SD)), call.visible_bkgtS) @ call.v_BK1SE
 
     def _streamed(self, call: Call) -> Tensor:
-        return by_sdpa(call, unit(call.k_BK1SD) / self.variance(call.width))
+        return by_sdpa(call, self.logit_keys(call, unit(call.k_BK1SD)))
 
     def _triton(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
         from robust_attention._triton import ops

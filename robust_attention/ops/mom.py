@@ -53,7 +53,7 @@ class MoM(BlockMethod, GaussianKernel):
         """See `Method.attend`. `counts`: integer `[blocks, S]` to use instead of a draw from the method's seed."""
 
         def logit(call: Call) -> Tensor:
-            return self.logit(call.q_BKGTD, unit(call.k_BK1SD))
+            return self.logit(call, unit(call.k_BK1SD))
 
         def reference(call: Call) -> Tensor:
             return self._within_median_block(call, logit, counts)
@@ -69,5 +69,6 @@ class MoM(BlockMethod, GaussianKernel):
 
         number = self.blocks if counts is None else counts.shape[0]
         few = number <= _MOST_BLOCKS
-        triton = kernel if few else f"the kernel takes up to {_MOST_BLOCKS} blocks, got {number}"
+        refusal = None if few else f"the kernel takes up to {_MOST_BLOCKS} blocks, got {number}"
+        triton = refusal or self.needs_unit_keys() or kernel
         return run(reference, q, k, v, attn_mask, is_causal, impl, streamed=streamed, triton=triton)

@@ -57,6 +57,7 @@ class RKDE(WeightedKernel[None]):
             cls(loss=Welsch(0.5), sweeps=2),
             cls(loss=Tukey(0.8), sweeps=3),
             cls(loss=Huber(0.3), weight_bandwidth=0.7, value_bandwidth=3.0, bandwidth=1.5),
+            cls(keys="own", weight_bandwidth=0.5),
         )
 
     def _solve(self, gram: Tensor, visible: Tensor, prefixes: bool) -> tuple[Tensor, None]:

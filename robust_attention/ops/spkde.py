@@ -42,7 +42,7 @@ class SPKDE(WeightedKernel[QPInfo]):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        return cls(), cls(beta=1.05), cls(weight_bandwidth=0.7, value_bandwidth=3.0)
+        return cls(), cls(beta=1.05), cls(weight_bandwidth=0.7, value_bandwidth=3.0, keys="own")
 
     def _solve(self, gram: Tensor, visible: Tensor, prefixes: bool) -> tuple[Tensor, QPInfo]:
         batch, kv_heads = gram.shape[:2]
