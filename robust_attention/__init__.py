@@ -6,6 +6,7 @@ out = ra.RKDE(loss=ra.Huber(a=0.2)).attend(q, k, v)
 
 from robust_attention import density, nn
 from robust_attention._version import __version__
+from robust_attention.adapters import restore, robustify, weights_of
 from robust_attention.ops import Method, methods, register
 from robust_attention.ops._blocks import BlockMethod
 from robust_attention.ops._cache import Cache
@@ -44,4 +45,7 @@ __all__ = [
     "methods",
     "nn",
     "register",
+    "restore",
+    "robustify",
+    "weights_of",
 ]

@@ -45,6 +45,7 @@ ROOMS = [
     "ops",
     "density",
     "nn",
+    "adapters",
     "models",
     "data",
     "attacks",
