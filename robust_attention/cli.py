@@ -36,6 +36,43 @@ def demo(*, out: Path = Path("out/demo"), seed: int = 0, epochs: int = 30, num_a
     run(DemoConfig(seed=seed, fit=FitConfig(epochs=epochs), num_attacked=num_attacked), out, Console())
 
 
+def explain(
+    what: str | None = None,
+    *,
+    model: str | None = None,
+    out: Path = Path("out/explain"),
+    example: int = 0,
+    kind: str = "noise",
+    share: float = 0.2,
+) -> None:
+    """Show which patches or words each method trusts, beside softmax's attention.
+
+    Parameters
+    ----------
+    what
+        A picture (its patches are weighed by the demo's twins), or a text or text file (weighed in a transformers
+        encoder). Nothing: a digit that the twins have not seen, spoilt.
+    model
+        For a picture the demo's folder (out/demo if left out), for a text a folder with an encoder and its tokenizer.
+    out
+        Folder for `explain.png` or `explain.html`, and `explain.json` with the numbers.
+    example, kind, share
+        Which test digit, and how it is spoilt: noise, flat or foreign patches, and how many.
+    """
+    from robust_attention import explain as explaining
+    from robust_attention._files import prepare_folder, write_json
+    from robust_attention.plots import explain as plots
+
+    prepare_folder(out)
+    medium, found = explaining.explain(what, model, example, kind, share)
+    write_json(out / "explain.json", found)
+    print(
+        plots.draw_image(found, out / "explain.png")
+        if medium == "image"
+        else plots.write_text(found, out / "explain.html")
+    )
+
+
 def figure_density(*, out: Path = Path("out/figures"), seed: int = 0) -> None:
     """Draw the paper's density figure: truth and four estimates from 1,000 normal points and 100 outliers.
 
@@ -58,6 +95,30 @@ def figure_density(*, out: Path = Path("out/figures"), seed: int = 0) -> None:
     print(density.draw(result, out / "density.png"))
     for name, error in result["integrated_squared_error"].items():
         print(f"{name:6} integrated squared error {error:.4f}, {result['outlier_mass'][name]:.1%} of it on outliers")
+
+
+def figure_methods(*, out: Path = Path("out/figures/methods"), seed: int = 0) -> None:
+    """Draw, for every method, how much an outlying key counts as it moves away from the others.
+
+    Writes one PNG a method and, with every number in them, `methods.json`.
+
+    Parameters
+    ----------
+    out
+        Folder for the figures.
+    seed
+        Seed of the keys, values and queries.
+    """
+    from robust_attention import _checks
+    from robust_attention._files import prepare_folder, write_json
+    from robust_attention.eval import influence
+    from robust_attention.plots import methods as plots
+
+    _checks.whole("seed", seed, least=0)
+    prepare_folder(out)
+    record = influence.outlier_shares(seed)
+    write_json(out / "methods.json", record)
+    print(*plots.draw(record, out), sep="\n")
 
 
 def methods(*, markdown: bool = False) -> None:
@@ -127,7 +188,9 @@ def bench(*, scale: str = "auto", out: Path = Path("out/bench")) -> None:
 COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench,
     "demo": demo,
+    "explain": explain,
     "figure density": figure_density,
+    "figure methods": figure_methods,
     "methods": methods,
 }
 

@@ -4,6 +4,8 @@ Twins share their initial weights, the order of their batches and every spoilt i
 them is their attention. `run` trains, measures, and leaves a picture and every number under one folder.
 """
 
+import hashlib
+import json
 import math
 import os
 import platform
@@ -135,9 +137,10 @@ class Work:
 
 
 def run(config: DemoConfig, out: Path, console: Console) -> dict[str, Any]:
-    """Run the demo, leave `demo.json` and `demo.png` in `out`, and return what the JSON holds."""
+    """Run the demo, leave `demo.json`, `demo.png` and the twins in `out`, and return what the JSON holds."""
     # Minutes of training come next: whatever can be known to fail, a missing matplotlib or a full disk, fails now.
     import matplotlib  # noqa: F401
+    import safetensors  # noqa: F401
 
     from robust_attention.plots import demo as picture
 
@@ -153,12 +156,51 @@ def run(config: DemoConfig, out: Path, console: Console) -> dict[str, Any]:
         survive_all(config, twins, test)
         record = collect(config, twins, test)
     record["seconds"] = round(time.perf_counter() - started, 1)
+    save_twins(out, config, {twin.name: twin.model for twin in twins})
     write_json(out / "demo.json", record)
     image = picture.draw(out / "demo.json", out / "demo.png")
     console.print(table(record))
     console.print("\n".join(record["notes"]), highlight=False)
     console.print(f"\n{record['seconds']:.0f} s. The picture: {image}", highlight=False, soft_wrap=True)
     return record
+
+
+def save_twins(out: Path, config: DemoConfig, models: dict[str, ViT]) -> None:
+    """All twins in one file, `twins.safetensors`, and what `load_twins` needs to build them, with its SHA-256."""
+    from safetensors.torch import save
+
+    tensors = {f"{name}/{key}": x for name, model in models.items() for key, x in model.state_dict().items()}
+    packed = save(tensors)
+    part = out / "twins.part"
+    part.write_bytes(packed)
+    part.replace(out / "twins.safetensors")
+    about = {"model": asdict(config.model), "twins": list(models), "sha256": hashlib.sha256(packed).hexdigest()}
+    write_json(out / "twins.json", about)
+
+
+def load_twins(folder: Path) -> dict[str, ViT]:
+    """The twins that a demo left in `folder`, ready to look at."""
+    from safetensors.torch import load as unpack
+
+    try:
+        about = json.loads((folder / "twins.json").read_text(encoding="utf-8"))
+        packed = (folder / "twins.safetensors").read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"--model must be a folder that `robust-attention demo` wrote, got {folder} ({error.strerror}); "
+            f"run robust-attention demo --out {folder}"
+        ) from error
+    found = hashlib.sha256(packed).hexdigest()
+    if found != about["sha256"]:
+        raise ValueError(
+            f"twins.safetensors must have SHA-256 {about['sha256']}, got {found}; it is damaged: run the demo again"
+        )
+    tensors, models = unpack(packed), {}
+    for name in about["twins"]:
+        model = ViT(ViTConfig(**about["model"]), METHODS[name])
+        model.load_state_dict({k.split("/", 1)[1]: x for k, x in tensors.items() if k.startswith(f"{name}/")})
+        models[name] = model.eval()
+    return models
 
 
 def load(config: DemoConfig) -> tuple[digits.Digits, digits.Digits]:

@@ -54,6 +54,7 @@ ROOMS = [
     "plots",
     "bench",
     "demo",
+    "explain",
     "cli",
 ]
 
