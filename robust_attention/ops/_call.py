@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -18,6 +19,7 @@ STREAM_FROM = 2**18
 """Queries times keys from which "auto" streams what it can: below, the plain formula is as quick, and then a call with
 gradients and one without take the same way, to the last bit."""
 _CHUNK_ENTRIES = 2**20  # logits of one chunk of queries: 4 MiB in float32, about what a core's cache holds
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 _logger = logging.getLogger("robust_attention")
 
 
@@ -181,6 +183,8 @@ def _kernel_arguments(
     """The padding mask `[B, S]` of a call that a kernel can run, and why it cannot, or None."""
     if isinstance(triton, str):
         return None, triton
+    if not q.is_cuda and not _INTERPRETED:  # before anything of Triton is imported
+        return None, f"Triton kernels need a CUDA device, got {q.device}"
     if not HAS_TRITON:
         return None, "Triton is not installed (pip install triton)"
     from robust_attention._triton.common import refuse
