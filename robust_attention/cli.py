@@ -32,7 +32,7 @@ def demo(*, out: Path = Path("out/demo"), seed: int = 0, epochs: int = 30, num_a
 
     _checks.whole("epochs", epochs, least=1)
     _checks.whole("num_attacked", num_attacked, least=1)
-    _checks.whole("seed", seed, least=0)
+    _checks.whole("seed", seed, least=0, most=2**62)
     run(DemoConfig(seed=seed, fit=FitConfig(epochs=epochs), num_attacked=num_attacked), out, Console())
 
 
@@ -85,16 +85,20 @@ def figure_density(*, out: Path = Path("out/figures"), seed: int = 0) -> None:
     seed
         Seed of the points.
     """
+    from robust_attention import _checks
     from robust_attention._files import prepare_folder, write_json
     from robust_attention.density import contaminated_normal
     from robust_attention.plots import density
 
+    _checks.whole("seed", seed, least=0, most=2**62)
     prepare_folder(out)
     result = contaminated_normal(seed)
     write_json(out / "density.json", result)
     print(density.draw(result, out / "density.png"))
     for name, error in result["integrated_squared_error"].items():
-        print(f"{name:6} integrated squared error {error:.4f}, {result['outlier_mass'][name]:.1%} of it on outliers")
+        print(
+            f"{name:6} integrated squared error {error:.4f}, {result['outlier_mass'][name]:.1%} of its mass on outliers"
+        )
 
 
 def figure_methods(*, out: Path = Path("out/figures/methods"), seed: int = 0) -> None:
@@ -114,7 +118,7 @@ def figure_methods(*, out: Path = Path("out/figures/methods"), seed: int = 0) ->
     from robust_attention.eval import influence
     from robust_attention.plots import methods as plots
 
-    _checks.whole("seed", seed, least=0)
+    _checks.whole("seed", seed, least=0, most=2**62)
     prepare_folder(out)
     record = influence.outlier_shares(seed)
     write_json(out / "methods.json", record)

@@ -70,7 +70,8 @@ class RobustKernelDensity:
             weights = counts[counts.sum(-1) > 0]
             self._weights = weights / weights.sum(-1, keepdim=True)
         else:
-            gram = torch.exp(squared_distances(points) / (-2 * self.bandwidth_**2))
+            # Around the first point: an offset that all share costs no digits then.
+            gram = torch.exp(squared_distances(points - points[:1]) / (-2 * self.bandwidth_**2))
             self._weights = method.density_weights(gram)
         self.weights_ = _like(X, self._weights)
         return self
@@ -108,7 +109,12 @@ class RobustKernelDensity:
 
 
 def _as_points(name: str, X: Any) -> Tensor:
-    points = torch.as_tensor(X).detach().double()
+    # A copy: what the caller does to his data later is not ours to follow. Arrays copy themselves, whatever their
+    # strides and flags.
+    raw = X.detach() if isinstance(X, Tensor) else torch.as_tensor(X.copy() if hasattr(X, "strides") else X)
+    if raw.is_complex():
+        raise ValueError(f"{name} must be real, got {raw.dtype}; pass real and imaginary parts as two columns")
+    points = raw.double().clone()
     if points.dim() != 2 or points.shape[1] == 0:
         raise ValueError(f"{name} must be [N, D], got {list(points.shape)}; pass {name}.reshape(-1, 1) for one feature")
     if not bool(points.isfinite().all()):
@@ -117,7 +123,12 @@ def _as_points(name: str, X: Any) -> Tensor:
 
 
 def _like(X: Any, result: Tensor) -> Any:
-    return result if isinstance(X, Tensor) else result.numpy()
+    if isinstance(X, Tensor):
+        return result
+    try:
+        return result.numpy()
+    except RuntimeError:  # torch without NumPy
+        return result
 
 
 def _bandwidth(bandwidth: float | str, points: Tensor) -> float:
@@ -151,7 +162,7 @@ def contaminated_normal(seed: int = 0, clean: int = 1000, outliers: int = 100, s
     points = torch.cat([normal, gamma])
 
     sigma = _bandwidth("scott", points)
-    gram = torch.exp(squared_distances(points) / (-2 * sigma**2))
+    gram = torch.exp(squared_distances(points - points[:1]) / (-2 * sigma**2))
     from_mean = (1 - 2 * gram.mean(1) + gram.mean()).clamp(min=0).sqrt()
     methods: dict[str, DensityMethod] = {
         "KDE": KDE(),

@@ -34,3 +34,16 @@ def test_method_compiles_as_one_graph(method: ra.Method) -> None:
     sum(x.square().sum() for x in eager).backward()  # type: ignore[union-attr]
     for a, b in zip(leaves, plain, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [ra.KDE(), ra.RKDE(), ra.MoM()], ids=lambda m: type(m).__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_large_inference_compiles_as_one_graph(method: ra.Method) -> None:
+    torch._dynamo.reset()
+    p = problem(method, B=1, H=1, Hkv=1, T=520, S=520).map(Tensor.float)  # where eager "auto" streams
+    compiled = torch.compile(method.attend, fullgraph=True, backend="aot_eager")
+    for is_causal in (False, True):
+        with torch.no_grad():
+            out = compiled(p.q, p.k, p.v, is_causal=is_causal)
+        torch.testing.assert_close(out, p.attend(is_causal=is_causal), rtol=1e-4, atol=1e-5)

@@ -76,3 +76,29 @@ def test_figure_shows_where_robust_density_helps(tmp_path: Path) -> None:
     assert result["outlier_mass"]["SPKDE"] < 0.5 * result["outlier_mass"]["KDE"]
     path = figure.draw(json.loads(json.dumps(result)), tmp_path / "density.png")
     assert path.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+def test_density_does_not_feel_a_common_offset(method: ra.density.DensityMethod) -> None:
+    x = (sample() * 1024).round() / 1024  # so that adding the offset rounds nothing
+    near, far = (RobustKernelDensity(method, 0.7).fit(x + offset) for offset in (0.0, 2.0**20))
+    torch.testing.assert_close(far.weights_, near.weights_, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(far.score_samples(x + 2.0**20), near.score_samples(x), rtol=1e-9, atol=1e-9)
+
+
+def test_density_keeps_points_of_its_own_and_takes_any_array() -> None:
+    x = sample().numpy().copy()
+    estimate = RobustKernelDensity(ra.KDE(), 1.0).fit(x)
+    before = estimate.score_samples(x[:3].copy())
+    kept = x[:3].copy()
+    x[:] = 100
+    assert np.array_equal(estimate.score_samples(kept), before)
+    tensor = sample()
+    estimate = RobustKernelDensity(ra.KDE(), 1.0).fit(tensor)
+    tensor.fill_(100)
+    assert np.allclose(estimate.score_samples(kept), before)
+    frozen = kept[::-1]
+    frozen.flags.writeable = False
+    assert RobustKernelDensity(ra.KDE(), 1.0).fit(frozen).weights_.shape == (3,)
+    with pytest.raises(ValueError, match=r"X must be real, got torch.complex128; pass"):
+        RobustKernelDensity(ra.KDE(), 1.0).fit(kept + 1j)

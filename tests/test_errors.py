@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import problem
@@ -22,8 +23,14 @@ CALLS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"k": K.long(), "v": V.long()}, ("k must be float16, bfloat16, float32 or float64", "int64", "pass k.float()")),
     ({"v": V.half()}, ("k and v must share dtype", "float16", "pass v.to(k)")),
     ({"q": Q.double()}, ("q and k must share dtype", "float64", "pass k.to(q)")),
-    ({"k": torch.zeros(2, 2, 7, 9)}, ("q and k must agree in batch and width", "[2, 2, 7, 9]", "project")),
-    ({"q": torch.zeros(3, 4, 5, 8)}, ("q and k must agree in batch and width", "[3, 4, 5, 8]", "project")),
+    ({"k": torch.zeros(2, 2, 7, 9)}, ("q and k must agree in width", "[2, 2, 7, 9]", "project")),
+    ({"q": torch.zeros(3, 4, 5, 8)}, ("q and k must agree in the batch", "[3, 4, 5, 8]", "for each sample")),
+    ({"q": Q.tolist()}, ("q must be a torch.Tensor", "got list", "torch.as_tensor(q)")),
+    ({"k": K.numpy()}, ("k must be a torch.Tensor", "got ndarray", "torch.as_tensor(k)")),
+    ({"v": None}, ("v must be a torch.Tensor", "got NoneType", "torch.as_tensor(v)")),
+    ({"attn_mask": [[True]]}, ("attn_mask must be a torch.Tensor", "got list", "torch.as_tensor(attn_mask)")),
+    ({"is_causal": "yes"}, ("is_causal must be True or False", "got str", "attn_mask")),
+    ({"is_causal": torch.ones(5, 7).bool()}, ("is_causal must be True or False", "got Tensor", "attn_mask")),
     ({"v": torch.zeros(2, 2, 6, 6)}, ("k and v must agree in [B, Hkv, S]", "[2, 2, 6, 6]", "one value for each key")),
     ({"q": torch.zeros(2, 3, 5, 8)}, ("heads of q must be a multiple", "got 3 and 2", "repeat or drop")),
     ({"attn_mask": torch.zeros(5, 7)}, ("attn_mask must be boolean", "got torch.float32", "attn_mask > -1")),
@@ -50,6 +57,11 @@ OWNED: list[tuple[ra.Method, dict[str, Any], tuple[str, ...]]] = [
     (ra.MoM(), {"counts": torch.ones(3, 6).long()}, ("counts must be [blocks, S]", "7", "[3, 6]", "draw(7)")),
     (ra.MoM(), {"counts": torch.ones(3, 7)}, ("counts must be integers", "float32", "counts.long()")),
     (ra.MoM(), {"counts": -torch.ones(3, 7).long()}, ("counts must not be negative", "got -1", "how often")),
+    (ra.MoM(), {"counts": [[1] * 7]}, ("counts must be a torch.Tensor", "got list", "torch.as_tensor(counts)")),
+    (ra.Fourier(), {"radius": 2.0}, ("radius must be a torch.Tensor", "got float", "torch.as_tensor(radius)")),
+    (ra.PositionScaled(), {"table": 1.0}, ("table must be a torch.Tensor", "got float", "torch.as_tensor(table)")),
+    (ra.MGK(), {"shift": 0.0}, ("shift must be a torch.Tensor", "got float", "torch.as_tensor(shift)")),
+    (ra.Performer(), {"directions": []}, ("directions must be a torch.Tensor", "got list", "as_tensor(directions)")),
     (ra.Fourier(), {"radius": None}, ("radius must be a tensor", "got None", "torch.tensor(1.0)")),
     (ra.Fourier(), {"radius": torch.ones(3)}, ("radius must be a scalar or [D] = [8]", "[3]", "torch.tensor(1.0)")),
     (ra.PositionScaled(), {"table": None}, ("table must be [H, T, S] = [4, 5, 7]", "got None", "torch.zeros")),
@@ -135,3 +147,27 @@ def test_density_fails_clearly() -> None:
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("width", [1e-200, 1e200])
+def test_a_bandwidth_whose_square_is_no_number_fails_clearly(width: float) -> None:
+    for make in (ra.Softmax, ra.KDE, ra.RKDE):
+        with pytest.raises(ValueError, match=r"bandwidth must lie between 1e-15 and 1e15, got .*; scale the data"):
+            make(bandwidth=width)
+    with pytest.raises(ValueError, match=r"value_bandwidth must lie between"):
+        ra.RKDE(value_bandwidth=width)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert ra.Huber(np.float32(0.5)).a == 0.5
+    assert ra.MoM(blocks=np.int64(3)).draw(10).shape == (3, 10)
+
+
+def test_weights_of_nothing_are_empty_or_uniform() -> None:
+    k, v = K[:, :, :0], V[:, :, :0]
+    for method in (ra.RKDE(), ra.SPKDE()):
+        assert method.weights(k, v).joint.shape == (2, 2, 0)
+        assert method.weights(k[:0], v[:0], is_causal=True).joint.shape[0] == 0
+        assert method.weights(K[..., :0], V).marginal.sum(-1).allclose(torch.ones(2, 2))
+        with pytest.raises(ValueError, match=r"num_queries must be a whole number of at least 1, got 0"):
+            method.weights(K, V, num_queries=0)

@@ -167,3 +167,16 @@ def test_an_implementation_that_cannot_run_fails_clearly() -> None:
         problem(ra.Softmax()).attend(impl="triton")
     with pytest.raises(ValueError, match=r'impl="triton" .* but (Triton is not installed|Triton kernels need a CUDA)'):
         problem(ra.KDE()).map(Tensor.float).attend(impl="triton")
+
+
+@pytest.mark.parametrize("method", [ra.Softmax(), ra.KDE(), ra.KDE(keys="own"), ra.RKDE(), ra.MoM()], ids=repr)
+def test_streamed_huge_hidden_keys_reach_no_other_query(method: ra.Method) -> None:
+    p = problem(method, T=30, S=40)
+    k = p.k.clone()
+    k[:, :, -1] = 1e308
+    mask = torch.ones(30, 40, dtype=torch.bool).tril(10)
+    for arguments in ({"is_causal": True}, {"attn_mask": mask}):
+        if refused(p, arguments) is None:
+            out = p.attend(impl="streamed", k=k, **arguments)[:, :, :-1]
+            assert out.isfinite().all()
+            assert torch.equal(out, p.attend(impl="streamed", **arguments)[:, :, :-1])

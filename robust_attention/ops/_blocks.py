@@ -32,6 +32,10 @@ class Drawing(str):
                 call gives the same blocks on every device.
         """
         _checks.whole("num_keys", num_keys, least=0)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise ValueError(
+                f"generator must be a torch.Generator, got {generator!r}; pass torch.Generator().manual_seed(0)"
+            )
         seed = self.method.seed
         if generator is not None:
             seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -103,6 +107,7 @@ class BlockMethod(Method):
         """The counts to use `[M, S]`: those passed in, checked, or the method's own."""
         if counts is None:
             return self.counts(keys, self.seed, device)
+        _checks.tensor("counts", counts)
         if counts.dim() != 2 or counts.shape[1] != keys or counts.shape[0] == 0:
             raise ValueError(
                 f"counts must be [blocks, S] = [any, {keys}], got {list(counts.shape)}; pass method.draw({keys})"

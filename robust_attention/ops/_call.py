@@ -14,7 +14,15 @@ from torch import Tensor
 from robust_attention import _checks
 from robust_attention.typing import Impl
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+def _has_triton() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except (ImportError, ValueError):  # blocked, or half there
+        return False
+
+
+HAS_TRITON = _has_triton()
 STREAM_FROM = 2**18
 """Queries times keys from which "auto" streams what it can: below, the plain formula is as quick, and then a call with
 gradients and one without take the same way, to the last bit."""
@@ -130,6 +138,8 @@ def run(
     saturates at its largest number.
     """
     _checks.one_of("impl", impl, get_args(Impl))
+    if not isinstance(is_causal, bool):
+        raise ValueError(f"is_causal must be True or False, got {type(is_causal).__name__}; a mask goes into attn_mask")
     _check_qkv(q, k, v)
     batch, heads, queries, _ = q.shape
     shape = (batch, heads, queries, v.shape[-1])
@@ -159,6 +169,8 @@ def run(
 def _stream(streamed: Compute | None, trains: bool, call: Call, impl: Impl) -> Tensor | None:
     """The streamed output, or None where "auto" has to take the reference."""
     refusal = None
+    if impl == "auto" and torch.compiler.is_compiling():
+        return None  # streaming looks at the data; what is compiled keeps one graph
     if impl == "auto" and call.q_BKGTD.shape[-2] * call.k_BK1SD.shape[-2] < STREAM_FROM:
         return None
     if streamed is None:
@@ -217,7 +229,7 @@ def _say(name: str, function: object, q: Tensor) -> None:
 
 def keys_only(k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, num_queries: int | None) -> Call:
     """The call that the robust weights of (k, v) belong to, where there are no queries: T from the mask or given."""
-    _check_kv(k, v)
+    check_kv(k, v)
     batch, kv_heads, keys, width = k.shape
     heads, queries = kv_heads, num_queries or 0
     if attn_mask is not None:
@@ -301,8 +313,9 @@ def in_rows(compute: Compute) -> Compute:
     return streamed
 
 
-def _check_kv(k: Tensor, v: Tensor) -> None:
+def check_kv(k: Tensor, v: Tensor) -> None:
     for name, x in (("k", k), ("v", v)):
+        _checks.tensor(name, x)
         if x.dim() != 4:
             raise ValueError(
                 f"{name} must have 4 dimensions [B, Hkv, S, width], got {list(x.shape)}; "
@@ -325,13 +338,18 @@ def _check_kv(k: Tensor, v: Tensor) -> None:
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    _check_kv(k, v)
+    _checks.tensor("q", q)
+    check_kv(k, v)
     if q.dim() != 4:
         raise ValueError(f"q must have 4 dimensions [B, H, T, D], got {list(q.shape)}; split the heads before the call")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+    if q.shape[0] != k.shape[0]:
         raise ValueError(
-            f"q and k must agree in batch and width, got q {list(q.shape)} and k {list(k.shape)}; "
-            "project both to one head width"
+            f"q and k must agree in the batch, got q {list(q.shape)} and k {list(k.shape)}; "
+            "pass keys and values for each sample, expanded if they are shared"
+        )
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"q and k must agree in width, got q {list(q.shape)} and k {list(k.shape)}; project both to one head width"
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
@@ -346,6 +364,7 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check_bool(attn_mask: Tensor) -> None:
+    _checks.tensor("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool:
         raise ValueError(
             f"attn_mask must be boolean with True where a query may look, got {attn_mask.dtype}; "
@@ -387,7 +406,8 @@ def masked_log_softmax(logit: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     total = exponential.sum(-1, keepdim=True)
     positive = total > 0
     safe = torch.where(positive, total, 1)
-    return exponential / safe, torch.where(positive, top + safe.log(), -torch.inf)
+    # Hidden once more: the gradient of a product with a huge hidden value must not come back as 0·inf.
+    return torch.where(visible, exponential / safe, 0), torch.where(positive, top + safe.log(), -torch.inf)
 
 
 def log_weight(weight: Tensor) -> Tensor:

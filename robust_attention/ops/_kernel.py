@@ -25,7 +25,7 @@ class GaussianKernel(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.positive("bandwidth", self.bandwidth, optional=True)
+        _checks.bandwidth("bandwidth", self.bandwidth)
         _checks.one_of("keys", self.keys, get_args(Keys))
 
     def variance(self, width: int) -> float:

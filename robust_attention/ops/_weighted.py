@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robust_attention import _checks
-from robust_attention.ops._call import Call, in_rows, keys_only, log_weight, masked_log_softmax, run
+from robust_attention.ops._call import Call, check_kv, in_rows, keys_only, log_weight, masked_log_softmax, run
 from robust_attention.ops._kernel import GaussianKernel
 from robust_attention.ops._sdpa import by_sdpa
 from robust_attention.robust.gram import squared_distances, unit
@@ -55,8 +55,8 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.positive("weight_bandwidth", self.weight_bandwidth, optional=True)
-        _checks.positive("value_bandwidth", self.value_bandwidth, optional=True)
+        _checks.bandwidth("weight_bandwidth", self.weight_bandwidth)
+        _checks.bandwidth("value_bandwidth", self.value_bandwidth)
         _checks.one_of("weight_grad", self.weight_grad, ("full", "stop"))
 
     @abstractmethod
@@ -72,7 +72,7 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
         is_causal: bool = False,
         impl: Impl = "auto",
     ) -> Tensor:
-        causal = is_causal and q.dim() == 4 and q.shape[2] > 1
+        causal = is_causal is True and isinstance(q, Tensor) and q.dim() == 4 and q.shape[2] > 1
         refusal = self.needs_unit_keys() or self._no_kernel(causal)
         return run(
             self._reference,
@@ -113,6 +113,16 @@ class WeightedKernel(GaussianKernel, Generic[Info]):
             share keys do. Float32 for 16-bit inputs. A set without keys, or with NaN or Inf among them, is not
             weighted (its own row is 0, or leaves those keys out).
         """
+        if num_queries is not None:
+            _checks.whole("num_queries", num_queries, least=1)
+        check_kv(k, v)
+        if k.shape[:3].numel() == 0:
+            rows = num_queries or (k.shape[2] if is_causal else 1)
+            nothing = k.new_zeros((*k.shape[:2], k.shape[2]) if rows == 1 else (*k.shape[:2], rows, k.shape[2]))
+            of_none = self._solve(k.new_zeros(0, 1, 1, 1, 1).float(), k.new_ones(1, 1, 1, 1, 1).bool(), False)[1]
+            return RobustWeights(nothing, nothing, (of_none, of_none))
+        # Points without coordinates are all the same point.
+        k, v = (x if x.shape[-1] else x.new_zeros(*x.shape[:3], 1) for x in (k, v))
         call = keys_only(k, v, attn_mask, is_causal, num_queries)
         with torch.autocast(k.device.type, enabled=False):
             joint, marginal, info = self._weights(call, unit(call.k_BK1SD))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robust_attention.ops._call import Call, masked_softmax, run
+from robust_attention.ops._call import Call, in_rows, masked_softmax, run
 from robust_attention.ops._kernel import GaussianKernel
 from robust_attention.ops._method import register
 from robust_attention.ops._sdpa import by_sdpa
@@ -53,6 +53,9 @@ class KDE(GaussianKernel):
         return masked_softmax(self.logit(call, unit(call.k_BK1SD)), call.visible_bkgtS) @ call.v_BK1SE
 
     def _streamed(self, call: Call) -> Tensor:
+        if self.keys == "own" and (call.mask_bkgtS is not None or (call.causal and call.offset)):
+            # SDPA would add −inf to the logit of a hidden key, which may be +inf already.
+            return in_rows(self._reference)(call)
         return by_sdpa(call, self.logit_keys(call, unit(call.k_BK1SD)))
 
     def _triton(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:

@@ -66,6 +66,8 @@ class MGK(Method):
         def compute(call: Call) -> Tensor:
             batch, kv_heads, _, keys, width = call.k_BK1SD.shape
             wanted = (batch, kv_heads, self.components, keys, width)
+            if shift is not None:
+                _checks.tensor("shift", shift)
             if shift is None or not _broadcasts(shift, wanted):
                 came = None if shift is None else list(shift.shape)
                 raise ValueError(

@@ -67,7 +67,7 @@ class MoM(BlockMethod, GaussianKernel):
             held, variance = self._checked_counts(counts, k.shape[2], k.device), self.variance(q.shape[-1])
             return ops.mom(q, k, v, held, pad, is_causal, variance=variance, equal_sizes=self.kind == "poisson")
 
-        number = self.blocks if counts is None else counts.shape[0]
+        number = len(counts) if isinstance(counts, Tensor) and counts.dim() else self.blocks
         few = number <= _MOST_BLOCKS
         refusal = None if few else f"the kernel takes up to {_MOST_BLOCKS} blocks, got {number}"
         triton = refusal or self.needs_unit_keys() or kernel

@@ -57,6 +57,8 @@ class Performer(Method):
         """See `Method.attend`. `directions`: Ω, `[M, D]`; required, because it is drawn once for a model."""
 
         def compute(call: Call) -> Tensor:
+            if directions is not None:
+                _checks.tensor("directions", directions)
             if directions is None or directions.dim() != 2 or directions.shape[1] != call.width or not len(directions):
                 came = None if directions is None else list(directions.shape)
                 raise ValueError(

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from robust_attention import _checks
 from robust_attention.ops._call import Call, masked_softmax, run
 from robust_attention.ops._method import Method, register
 from robust_attention.typing import Impl
@@ -42,6 +43,8 @@ class PositionScaled(Method):
         def compute(call: Call) -> Tensor:
             kv_heads, groups, queries = call.q_BKGTD.shape[1:4]
             wanted = (kv_heads * groups, queries, call.k_BK1SD.shape[-2])
+            if table is not None:
+                _checks.tensor("table", table)
             if (
                 table is None
                 or table.dim() != 3

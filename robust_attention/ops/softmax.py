@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from robust_attention import _checks
-from robust_attention.ops._call import Call, masked_softmax, run
+from robust_attention.ops._call import Call, in_rows, masked_softmax, run
 from robust_attention.ops._method import Method, register
 from robust_attention.ops._sdpa import by_sdpa
 from robust_attention.typing import Impl
@@ -26,7 +26,7 @@ class Softmax(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.positive("bandwidth", self.bandwidth, optional=True)
+        _checks.bandwidth("bandwidth", self.bandwidth)
 
     def attend(
         self,
@@ -47,4 +47,7 @@ class Softmax(Method):
         return masked_softmax(logit_BKGTS, call.visible_bkgtS) @ call.v_BK1SE
 
     def _streamed(self, call: Call) -> Tensor:
+        if call.mask_bkgtS is not None or (call.causal and call.offset):
+            # SDPA would add −inf to the logit of a hidden key, which may be +inf already.
+            return in_rows(self._reference)(call)
         return by_sdpa(call, call.k_BK1SD / self._variance(call.width))

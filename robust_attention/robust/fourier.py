@@ -9,9 +9,10 @@ _SERIES_BELOW = 0.1
 
 def log_abs_sinc(x: Tensor) -> Tensor:
     """log|sin(x)/x|: 0 at x = 0, −inf with zero gradient where the sine is exactly 0."""
-    x2 = x.square()
-    series = -x2 * (1 / 6 + x2 * (1 / 180 + x2 * (1 / 2835 + x2 * (1 / 37800 + x2 / 467775))))
     near = x.abs() < _SERIES_BELOW
+    # Each branch sees only its own arguments: an overflow in the one that is not taken would spoil the gradient.
+    x2 = torch.where(near, x, 0).square()
+    series = -x2 * (1 / 6 + x2 * (1 / 180 + x2 * (1 / 2835 + x2 * (1 / 37800 + x2 / 467775))))
     far = torch.where(near, 1, x)
     sinc = torch.where(near, 1, (torch.sin(far) / far).abs())
     zero = sinc == 0

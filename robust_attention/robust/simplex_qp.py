@@ -39,7 +39,7 @@ class QPInfo:
     """How good the answers are."""
 
     gap: Tensor
-    """Frank–Wolfe gap of each problem."""
+    """Frank–Wolfe gap of each problem, of the float64 weights before they are rounded to the Gram's dtype."""
     objective: Tensor
     """ωᵀGω − 2qᵀω of each problem."""
     tolerance: float

@@ -1,0 +1,5 @@
+"""`python -m robust_attention`."""
+
+from robust_attention.cli import main
+
+main()
