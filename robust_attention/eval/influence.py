@@ -85,7 +85,8 @@ class _Problem:
             k[every, 0, self.place] = math.sqrt(WIDTH) * torch.cat((along, math.sin(angle) * self.aside), -1)
         v[every, 0, self.place] += offset * self.away
         made = method.initial_tensors(1, WIDTH, QUERIES, KEYS, Generator().manual_seed(self.seed))
-        coefficients = method.coefficients(self.q, k, v, **{name: x.double() for name, x in made.items()})
+        owned: dict[str, Any] = {name: x.double() for name, x in made.items()}
+        coefficients = method.coefficients(self.q, k, v, **owned)
         shares = coefficients / coefficients.sum(-1, keepdim=True)
         # Six decimals: the last bits of sums differ between machines.
         return round(float(shares[every, 0, :, self.place].mean()), 6)

@@ -13,6 +13,8 @@ def by_sdpa(call: Call, logit_k_BK1SD: Tensor, log_bias_BK1S: Tensor | None = No
     Args:
         logit_k_BK1SD: keys whose product with a query is the logit (any scale is in them).
         log_bias_BK1S: b, one number a key.
+    Gradients of queries that do not see a key are exact unless its value is beyond 1e38, where SDPA multiplies infinity
+    by their share of 0.
     Numerics: hidden keys are 0 in a `Call`, so SDPA's habit of multiplying what it hides by 0 is harmless.
     Memory: O(T + S) where all queries see the same keys or their prefixes; elsewhere a chunk of the mask at a time.
     """
