@@ -77,7 +77,8 @@ def refuse(name: str) -> None:
 
 
 def test_demo_leaves_its_numbers_and_a_picture(result: Result) -> None:
-    assert sorted(path.name for path in result.folder.iterdir()) == ["demo.json", "demo.png"]
+    files = sorted(path.name for path in result.folder.iterdir())
+    assert files == ["demo.json", "demo.png", "twins.json", "twins.safetensors"]
     written = json.loads((result.folder / "demo.json").read_text(encoding="utf-8"), parse_constant=refuse)
     assert written == json.loads(json.dumps(result.record))
     image = (result.folder / "demo.png").read_bytes()

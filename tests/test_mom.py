@@ -88,7 +88,7 @@ def test_ties_go_to_the_lower_block() -> None:
 def test_settings_can_be_replaced_copied_and_saved() -> None:
     method = ra.MoM(blocks=3, fraction=0.5, draw="subsample", seed=9)
     assert method.draw == "subsample"
-    assert repr(method) == "MoM(bandwidth=None, blocks=3, fraction=0.5, draw='subsample', seed=9)"
+    assert repr(method) == "MoM(bandwidth=None, keys='unit', blocks=3, fraction=0.5, draw='subsample', seed=9)"
     again = dataclasses.replace(method, seed=10)
     assert again.draw == "subsample"
     assert not torch.equal(again.draw(20), method.draw(20))

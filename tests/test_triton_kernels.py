@@ -49,12 +49,25 @@ CASES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "mom causal": ("mom-causal", (1, 2, 1, 70, 70, 16, 16, "float32", False, False)),
     "mom causal, more queries": ("mom-causal", (1, 1, 1, 90, 70, 16, 16, "float32", True, False)),
     "mom half": ("mom", (1, 2, 2, 17, 70, 16, 16, "float16", False, False)),
+    "fourier": ("fourier", (1, 2, 1, 70, 129, 3, 16, "float32", False, True)),
+    "fourier pad": ("fourier-square", (2, 2, 1, 17, 70, 10, 24, "float32", True, False)),
+    "fourier scalar": ("fourier-scalar", (1, 1, 1, 33, 33, 64, 5, "float32", False, False)),
+    "fourier causal": ("fourier-causal", (1, 2, 2, 129, 129, 3, 3, "float32", False, True)),
+    "fourier causal, more keys": ("fourier-causal-square", (1, 4, 2, 17, 70, 9, 16, "float32", False, True)),
+    "fourier causal, more queries": ("fourier-causal", (1, 1, 1, 90, 70, 4, 8, "float32", False, False)),
+    "fourier causal pad": ("fourier-causal-scalar", (2, 1, 1, 70, 70, 8, 8, "float32", True, False)),
+    "fourier one": ("fourier-causal", (1, 1, 1, 1, 1, 1, 1, "float32", False, False)),
+    "fourier two": ("fourier", (1, 1, 1, 2, 2, 128, 128, "float32", False, False)),
+    "fourier close": ("fourier", (1, 1, 1, 17, 17, 64, 16, "float32", False, False)),
+    "fourier half": ("fourier-causal", (1, 2, 1, 17, 70, 16, 16, "float16", False, False)),
+    "fourier bfloat16": ("fourier", (1, 2, 1, 17, 17, 64, 64, "bfloat16", False, False)),
 }  # fmt: skip
 # The interpreter has no fused multiply-add, which a GPU's compiler puts between a logit and its exponential.
 SLACK = {"kde far queries": 2.0, "rkde causal two": 2.0}
 OTHERS = (
     "weights get gradients", "same bits", "chosen blocks", "future nan", "compile", "opcheck", "vmap loops",
     "no second derivative", "public verb", "public refusals", "autocast", "activation checkpointing",
+    "fourier public verb", "fourier zeros of the sine", "fourier nan", "fourier frozen radius", "fourier far apart",
 )  # fmt: skip
 
 
@@ -89,7 +102,8 @@ def _main() -> None:
     import torch
     from torch import Tensor
 
-    from robust_attention._triton import causal, ops
+    from robust_attention._triton import causal, fourier, ops
+    from robust_attention.ops.fourier import Fourier
     from robust_attention.ops.kde import KDE
     from robust_attention.ops.mom import MoM
     from robust_attention.ops.rkde import RKDE
@@ -123,39 +137,55 @@ def _main() -> None:
             mask = real[:, None, None]
         if kind == "kde":
             kde = ops.kde_by_sdpa if "sdpa" in rest else ops.kde
-            return lambda *x: kde(*x, real, is_causal), lambda *x: KDE().attend(*x, mask, is_causal)
+            return lambda *x: kde(*x, real, is_causal), lambda *x: KDE().attend(*x, mask, is_causal, "reference")
         if kind == "mom":
             method = MoM()
             counts = method.draw(keys)
             return (
                 lambda *x: ops.mom(*x, counts, real, is_causal),
-                lambda *x: method.attend(*x, mask, is_causal, counts=counts),
+                lambda *x: method.attend(*x, mask, is_causal, "reference", counts=counts),
+            )
+        if kind == "fourier":
+            power = 2 if "square" in rest else 4
+            return (
+                lambda *x: fourier.fourier(*x, real, is_causal, power=power),
+                lambda *x: Fourier(power=power).attend(*x[:3], mask, is_causal, "reference", radius=x[3]),
             )
         loss = rest[0]
         rkde = RKDE(loss=getattr(losses, loss.capitalize())(LOSSES[loss]))
         return (
             lambda *x: ops.rkde(*x, real, is_causal, loss=loss, a=LOSSES[loss]),
-            lambda *x: rkde.attend(*x, mask, is_causal),
+            lambda *x: rkde.attend(*x, mask, is_causal, "reference"),
         )
 
     def gradients(f: Method, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors[:3])
-        out = f(q, k, v)
-        return [out.detach(), *torch.autograd.grad(out, (q, k, v), tensors[3].to(dtype))]
+        """(out, gradients) of f at all tensors but the fourth, which is the gradient of out."""
+        x = [t.detach().to(dtype).requires_grad_() for t in (*tensors[:3], *tensors[4:])]
+        out = f(*x)
+        return [out.detach(), *torch.autograd.grad(out, x, tensors[3].to(dtype))]
+
+    def drawn(which: str, shape: tuple[Any, ...]) -> list[Tensor]:
+        """The inputs of a case; Fourier learns a radius as well."""
+        tensors = inputs(*shape)
+        if which.startswith("fourier"):
+            radius = torch.tensor(0.8) if "scalar" in which else torch.linspace(0.5, 1.5, shape[5])
+            tensors.append(radius.to(tensors[0].dtype))
+        return tensors
 
     def compare(name: str) -> str:
         which, shape = CASES[name]
-        tensors = inputs(*shape)
+        tensors = drawn(which, shape)
         if "far" in name:
             tensors[0] *= 30  # past the bound where the running maximum is needed
+        if "close" in name:
+            tensors[4] *= 0.05  # log κ is small: what is left of a sinc beside 1 counts
         kernel, reference = methods(which, shape[0], shape[4], shape[8])
         dtype = tensors[0].dtype
         wanted = gradients(reference, tensors, torch.float64)
         plain = gradients(reference, tensors, dtype)
         found = gradients(kernel, tensors, dtype)
-        for what, got, want, own, factor in zip(
-            ("out", "dq", "dk", "dv"), found, wanted, plain, (1.5, 2, 2, 2), strict=True
-        ):
+        for what, got, want, own in zip(("out", "dq", "dk", "dv", "dR"), found, wanted, plain, strict=False):
+            factor = 1.5 if what == "out" else 2
             if not got.isfinite().all():
                 return f"{what} is not finite"
             error, base = ((x.double() - want).abs().max().item() for x in (got, own))
@@ -184,10 +214,10 @@ def _main() -> None:
         return "ok" if worst < 2e-6 else f"off by {worst}"
 
     def same_bits() -> str:
-        for name in ("rkde welsch", "rkde causal hampel", "mom causal"):
+        for name in ("rkde welsch", "rkde causal hampel", "mom causal", "fourier causal pad"):
             which, shape = CASES[name]
             kernel, _ = methods(which, shape[0], shape[4], shape[8])
-            first, second = (gradients(kernel, inputs(*shape), torch.float32) for _ in range(2))
+            first, second = (gradients(kernel, drawn(which, shape), torch.float32) for _ in range(2))
             if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
                 return name
         return "ok"
@@ -222,11 +252,11 @@ def _main() -> None:
         return "ok"
 
     def compiles() -> str:
-        for name in ("kde causal", "rkde huber", "rkde causal, more queries", "mom causal"):
+        for name in ("kde causal", "rkde huber", "rkde causal, more queries", "mom causal", "fourier causal pad"):
             which, shape = CASES[name]
             kernel, _ = methods(which, shape[0], shape[4], shape[8])
             compiled = torch.compile(kernel, backend="aot_eager", fullgraph=True)
-            tensors = inputs(*shape)
+            tensors = drawn(which, shape)
             pairs = zip(
                 gradients(kernel, tensors, torch.float32), gradients(compiled, tensors, torch.float32), strict=True
             )
@@ -244,6 +274,7 @@ def _main() -> None:
             (causal._forward, rkde),
             (ops._mom_forward, (q, k, v, MoM().draw(7), None, False, 4.0, False, True)),
             (ops._unit_keys, (k,)),
+            (fourier._fourier_forward, (q, k, v, torch.ones(16, requires_grad=True), None, True, 4)),
         ]
         for operator, values in arguments:
             torch.library.opcheck(operator, values)
@@ -252,6 +283,10 @@ def _main() -> None:
             torch.library.opcheck(ops._rkde_backward, (grad, *rkde[:4], *out, *rkde[4:], True))
             out = causal._forward(*rkde)
             torch.library.opcheck(causal._backward, (grad, *rkde[:4], *out, *rkde[4:]))
+            held = (q, k, v, torch.ones(16), torch.ones(1, 7, dtype=torch.bool))
+            for learns in (True, False):
+                out = fourier._fourier_forward(*held, False, 2)
+                torch.library.opcheck(fourier._fourier_backward, (grad, *held, *out, False, 2, learns))
         return "ok"
 
     def vmap_loops() -> str:
@@ -305,6 +340,7 @@ def _main() -> None:
             (ra.SPKDE(), {"is_causal": True}, "one visible set a sample"),
             (ra.MoM(blocks=64), {}, "up to 31 blocks, got 64"),
             (ra.RKDE(weight_grad="stop"), {"is_causal": True}, 'weight_grad="full"'),
+            (ra.FourierMoM(), {"radius": torch.tensor(1.0)}, "no kernel chooses blocks by Fourier densities"),
         ]
         for method, arguments, words in cases:
             try:
@@ -349,12 +385,111 @@ def _main() -> None:
                 return f"{method} differs"
         return "ok"
 
+    def fourier_public_verb() -> str:
+        padding = torch.tensor([[True] * 9 + [False] * 14, [False] * 3 + [True] * 20])[:, None, None]
+        vector = torch.linspace(-0.5, 1.5, 5)  # a radius of 0 among them
+        for power, mask, causal_, radius in (
+            (2, None, False, vector), (4, padding, False, torch.tensor(0.7)), (2, padding, True, torch.ones(1)),
+            (4, None, True, vector),
+        ):  # fmt: skip
+            q, k, v, grad = inputs(2, 4, 2, 17, 23, 5, 24, "float32", False, True)
+            both = []
+            for impl, dtype in (("reference", torch.float64), ("triton", torch.float32)):
+                x = [t.to(dtype).requires_grad_() for t in (q, k, v, radius)]
+                out = Fourier(power=power).attend(*x[:3], mask, causal_, impl, radius=x[3])  # type: ignore[arg-type]
+                both.append([out, *torch.autograd.grad(out, x, grad.to(dtype))])
+            for want, got in zip(*both, strict=True):
+                off = ((got - want).abs().max() / want.abs().max().clamp(min=1e-3)).item()
+                if got.shape != want.shape or not off < 5e-5:
+                    return f"power {power}, mask {mask is not None}, causal {causal_}: off by {off:.2g}"
+        for radius in (None, torch.ones(3)):
+            try:
+                Fourier().attend(q, k, v, impl="triton", radius=radius)
+            except ValueError as error:
+                if "radius must be" not in str(error):
+                    return str(error)
+            else:
+                return "a wrong radius ran"
+        return "ok"
+
+    def fourier_zeros() -> str:
+        # Where float32 is nearest to multiples of π (a sine of 1e-7 and less), in every coordinate of some keys.
+        one = torch.ones(8)
+        q, k, v, grad = inputs(1, 1, 1, 3, 5, 8, 4, "float32", False, False)
+        k[:, :, 1], k[:, :, 3] = q[:, :, 1] - torch.pi, 0.0
+        q[:, :, 2] = 2 * torch.pi
+        for keys in (slice(None), slice(3, 4)):  # among others, and alone: then the weight is 1
+            tensors = [q, k[:, :, keys], v[:, :, keys], grad, one]
+            want = gradients(lambda *x: Fourier().attend(*x[:3], impl="reference", radius=x[3]), tensors, torch.float64)
+            got = gradients(fourier.fourier, tensors, torch.float32)
+            for x, y in zip(got, want, strict=True):
+                if not (x - y).abs().max() <= 1e-4 * y.abs().max().clamp(min=1e-2):
+                    return f"off by {(x - y).abs().max()}"
+        # Four coordinates on far zeros, and the product is 0: no weight, no gradient.
+        q = torch.full((1, 1, 1, 8), 96079.33)  # 2e-7 from a multiple of π
+        found = gradients(
+            fourier.fourier, [q, torch.zeros(1, 1, 1, 8), v[:, :, :1], grad[:, :, :1], one], torch.float32
+        )
+        if not all((x == 0).all() for x in found):
+            return "a product of 0 has a weight or a gradient"
+        # Beside a key with weight, it has none.
+        k = torch.cat([torch.zeros(1, 1, 1, 8), q + 0.5], 2)
+        found = gradients(fourier.fourier, [q, k, v[:, :, :2], grad[:, :, :1], one], torch.float32)
+        same = torch.allclose(found[0], v[:, :, 1:2]) and all(x.isfinite().all() for x in found)
+        return "ok" if same and (found[2][:, :, 0] == 0).all() else "a key of weight 0 counts"
+
+    def fourier_nan() -> str:
+        for bad in ("key", "value", "query"):
+            x = drawn("fourier", (1, 2, 1, 17, 17, 6, 5, "float32", False, False))
+            clean = [t.clone() for t in x]
+            sees = torch.arange(17) >= 9 if bad != "query" else torch.arange(17) == 9
+            if bad == "query":
+                x[0][:, :, 9, 3] = torch.inf
+            else:
+                x[1 if bad == "key" else 2][:, :, 9, 3] = torch.nan if bad == "key" else -torch.inf
+            x[3][:, :, sees] = torch.nan  # as a loss over a NaN gives
+            clean[3][:, :, sees] = 0
+            causal_kernel, _ = methods("fourier-causal", 1, 17, False)
+            got, want = (gradients(causal_kernel, t, torch.float32) for t in (x, clean))
+            if not got[0][:, :, sees].isnan().all() or not torch.equal(got[0][:, :, ~sees], want[0][:, :, ~sees]):
+                return f"{bad}: reached another query, or not its own"
+            if not all(t.isfinite().all() for t in got[1:]) or not torch.equal(got[2][:, :, :9], want[2][:, :, :9]):
+                return f"{bad}: gradients"
+            if bad == "query":
+                continue
+            hidden = torch.arange(17) != 9
+            got, want = (fourier.fourier(*t[:3], t[4], hidden[None].expand(1, 17)) for t in (x, clean))
+            if not torch.equal(got, want):
+                return f"{bad}: a hidden key is seen"
+        blind = fourier.fourier(*clean[:3], clean[4], torch.zeros(1, 17, dtype=torch.bool))
+        return "ok" if (blind == 0).all() else "a query that sees no key is not 0"
+
+    def fourier_frozen_radius() -> str:
+        which, shape = CASES["fourier causal, more queries"]
+        kernel, _ = methods(which, shape[0], shape[4], shape[8])
+        *tensors, radius = drawn(which, shape)
+        alone = gradients(lambda *x: kernel(*x, radius), tensors, torch.float32)
+        both = gradients(kernel, [*tensors, radius], torch.float32)
+        return "ok" if all(torch.equal(a, b) for a, b in zip(alone, both[:4], strict=True)) else "differs"
+
+    def fourier_far_apart() -> str:
+        # Beyond the reach a sine has no digits; still numbers, and the mean of equal values is that value.
+        q, k, _, grad = inputs(1, 1, 1, 5, 5, 8, 4, "float32", False, False)
+        for size in (1e5, 1e10, 1e30):
+            found = gradients(
+                fourier.fourier, [q * size, k, torch.ones(1, 1, 5, 4), grad, torch.ones(8)], torch.float32
+            )
+            if not all(x.isfinite().all() for x in found) or not torch.allclose(found[0], torch.ones(())):
+                return f"{size}: not finite, or no weight"
+        return "ok"
+
     tasks: dict[str, Callable[[], str]] = {name: (lambda name=name: compare(name)) for name in CASES}  # type: ignore[misc]
     tasks |= dict(
         zip(
             OTHERS,
             (weights_get_gradients, same_bits, chosen_blocks, future_nan, compiles, opchecks, vmap_loops,
-             no_second_derivative, public_verb, public_refusals, autocast, activation_checkpointing),
+             no_second_derivative, public_verb, public_refusals, autocast, activation_checkpointing,
+             fourier_public_verb, fourier_zeros, fourier_nan, fourier_frozen_radius, fourier_far_apart),
             strict=True,
         )
     )  # fmt: skip

@@ -32,19 +32,24 @@ class FourierKernel(Method):
     ) -> dict[str, Tensor]:
         return {"radius": torch.tensor(1.0)}
 
-    def _logit(self, call: Call, radius: Tensor | None) -> Tensor:
-        """log κ_F, `[B, K, G, T, S]`."""
+    @staticmethod
+    def _checked_radius(radius: Tensor | None, width: int) -> Tensor:
         if radius is None:
             raise ValueError(
                 "radius must be a tensor with one number or one for each of the D widths, got None; "
                 "pass radius=torch.tensor(1.0)"
             )
-        if radius.dim() > 1 or (radius.dim() == 1 and radius.shape[0] not in (1, call.width)):
+        _checks.tensor("radius", radius)
+        if radius.dim() > 1 or (radius.dim() == 1 and radius.shape[0] not in (1, width)):
             raise ValueError(
-                f"radius must be a scalar or [D] = [{call.width}], got {list(radius.shape)}; "
-                "pass radius=torch.tensor(1.0)"
+                f"radius must be a scalar or [D] = [{width}], got {list(radius.shape)}; pass radius=torch.tensor(1.0)"
             )
-        return log_fourier_kernel(call.q_BKGTD, call.k_BK1SD, radius.to(call.q_BKGTD), self.power)
+        return radius
+
+    def _logit(self, call: Call, radius: Tensor | None) -> Tensor:
+        """log κ_F, `[B, K, G, T, S]`."""
+        held = self._checked_radius(radius, call.width).to(call.q_BKGTD)
+        return log_fourier_kernel(call.q_BKGTD, call.k_BK1SD, held, self.power)
 
 
 @register("fourier")
@@ -76,7 +81,13 @@ class Fourier(FourierKernel):
         def compute(call: Call) -> Tensor:
             return masked_softmax(self._logit(call, radius), call.visible_bkgtS) @ call.v_BK1SE
 
-        return run(compute, q, k, v, attn_mask, is_causal, impl, streamed=in_rows(compute))
+        def kernel(q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, is_causal: bool) -> Tensor:
+            from robust_attention._triton.fourier import fourier
+
+            held = self._checked_radius(radius, q.shape[-1])
+            return fourier(q, k, v, held, pad, is_causal, power=self.power)
+
+        return run(compute, q, k, v, attn_mask, is_causal, impl, streamed=in_rows(compute), triton=kernel)
 
 
 @register("fourier_mom")
@@ -118,4 +129,7 @@ class FourierMoM(BlockMethod, FourierKernel):
         def streamed(call: Call) -> Tensor:
             return self._within_median_block_in_rows(call, logit, counts, bounded=False)
 
-        return run(reference, q, k, v, attn_mask, is_causal, impl, streamed=streamed)
+        return run(
+            reference, q, k, v, attn_mask, is_causal, impl, streamed=streamed,
+            triton="no kernel chooses blocks by Fourier densities",
+        )  # fmt: skip
