@@ -140,7 +140,7 @@ def main() -> None:
         args.out,
         {
             "study": "pretrained-text",
-            "model": model.config.to_dict().get("_name_or_path") and args.model.resolve().parent.name,
+            "model": args.model.resolve().parent.name,
             "text": args.text.name,
             "sentences": len(ids),
             "chosen_on": half,

@@ -226,7 +226,8 @@ def main(arguments: list[str] | None = None) -> None:
     except cyclopts.CycloptsError as error:
         sys.exit(f"robust-attention: {error}")
     except ImportError as error:
-        sys.exit(f"this command needs {error.name}; pip install 'robust-attention[demo]'")
+        extra = {"transformers": "hf", "timm": "timm"}.get(error.name or "", "demo")
+        sys.exit(f"this command needs {error.name or error}; pip install 'robust-attention[{extra}]'")
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"robust-attention: {error}")
     except KeyboardInterrupt:

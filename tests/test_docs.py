@@ -199,3 +199,12 @@ def test_site_builds_without_warnings_and_without_the_network(tmp_path: Path) ->
     everything = "".join(pages.values())
     for name in set(ra.__all__) - {"__version__", "density", "nn"}:
         assert f'id="robust_attention.{name}"' in everything, f"{name} is exported and in no page"
+
+
+def test_table_of_the_pretrained_study_is_up_to_date() -> None:
+    from robust_attention.plots.pretrained import table
+
+    record = json.loads(read("results/pretrained-text.json"))
+    written = re.search(r"<!-- table:.*?-->\n(.*?)<!-- /table -->", read("docs/recipes/pretrained.md"), re.DOTALL)
+    assert written is not None
+    assert written[1].strip() == table(record).strip()
