@@ -1,5 +1,7 @@
 """Models of transformers, timm and torch.nn: swapped, trained, saved, generated with, and given back as they were."""
 
+import copy
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -386,3 +388,102 @@ def test_output_attentions_are_coefficients() -> None:
     assert out.attentions is not None
     assert len(out.attentions) == 2
     torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(3, 4, LENGTH), rtol=1e-4, atol=1e-5)
+
+
+def test_packed_documents_and_masks_of_pairs_are_read_as_they_are() -> None:
+    model, ids = make("llama"), torch.randint(2, WORDS, (2, 12), generator=torch.Generator().manual_seed(4))
+    packed = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]] * 2)}
+    pairs = torch.ones(12, 12, dtype=torch.bool).tril()
+    pairs[3:, 1] = False  # the last query does not see what earlier ones do
+    for inputs in (packed, {"input_ids": ids, "attention_mask": pairs.expand(2, 1, -1, -1)}):
+        with torch.no_grad():
+            wanted = model(**inputs, use_cache=False).logits
+            ra.robustify(model, ra.Softmax())
+            out = model(**inputs, use_cache=False).logits
+            ra.restore(model)
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_with_something_added_are_refused_by_name() -> None:
+    config = transformers.T5Config(
+        vocab_size=WORDS, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    ids = torch.randint(2, WORDS, (1, 5))
+    report = ra.robustify(model, ra.KDE())
+    assert len(report.skipped) == 2  # self-attention of encoder and decoder
+    assert all("adds relative_attention_bias to its logits" in why for why in report.skipped.values())
+    # Cross attention is given a bias too, when it is called.
+    with pytest.raises(ValueError, match=r"robust attention has no position_bias, which T5Attention passes; leave"):
+        model(input_ids=ids, decoder_input_ids=ids)
+
+
+@pytest.mark.parametrize("name", ["bert", "timm_vit", "torch"])
+def test_a_deep_copy_takes_back_its_own_changes(name: str) -> None:
+    model, inputs = make(name), batch(name)
+    with torch.no_grad():
+        plain = real(name, logits(model, inputs), inputs)
+        ra.robustify(model, ra.KDE())
+        robust = real(name, logits(model, inputs), inputs)
+        twin = copy.deepcopy(model)
+        ra.restore(twin)
+        assert torch.equal(real(name, logits(twin, inputs), inputs), plain)
+        assert torch.equal(real(name, logits(model, inputs), inputs), robust)
+        ra.restore(model)
+        assert torch.equal(real(name, logits(model, inputs), inputs), plain)
+
+
+def test_models_that_share_a_configuration_do_not_switch_each_other_off() -> None:
+    first = make("bert")
+    second = transformers.BertForMaskedLM(first.config).eval()
+    second.load_state_dict(first.state_dict())
+    inputs = batch("bert")
+    with torch.no_grad():
+        plain = real("bert", logits(first, inputs), inputs)
+        for model in (first, second):
+            ra.robustify(model, ra.KDE())
+        robust = real("bert", logits(second, inputs), inputs)
+        ra.restore(first)
+        assert torch.equal(real("bert", logits(second, inputs), inputs), robust)
+        torch.testing.assert_close(real("bert", logits(first, inputs), inputs), plain, rtol=1e-4, atol=1e-5)
+        ra.restore(second)
+        assert first.config._attn_implementation != huggingface.NAME
+        assert torch.equal(real("bert", logits(first, inputs), inputs), plain)
+
+
+def test_a_bare_attention_module_fails_clearly_and_stays_whole() -> None:
+    module = nn.MultiheadAttention(32, 4, batch_first=True)
+    with pytest.raises(ValueError, match=r"got MultiheadAttention, which is one itself; put it into nn.Sequential"):
+        ra.robustify(module, ra.KDE())
+    module.eval().state_dict()
+
+
+def test_quantised_models_work() -> None:
+    for name in ("bert", "timm_vit"):
+        model, inputs = make(name), batch(name)
+        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+        with torch.no_grad():
+            before = real(name, logits(quantised, inputs), inputs)
+            assert len(ra.robustify(quantised, ra.Softmax()).changed) == 2
+            after = real(name, logits(quantised, inputs), inputs)
+            torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-2)
+
+
+def test_checkpointing_meets_the_same_draw_again() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        module = ra.nn.Attention(32, 4, method=ra.MoM()).train()
+        out = checkpoint(module, x, use_reentrant=False) if again else module(x)
+        out.square().sum().backward()
+        found.append(module.qkv.weight.grad)
+        assert int(module.attend.num_draws) == 1
+    assert torch.equal(*found)
+
+
+def test_plain_torch_needs_no_other_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert ra.robustify(make("torch"), ra.KDE()).changed

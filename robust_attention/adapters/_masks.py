@@ -35,8 +35,8 @@ _last: list[tuple[weakref.ref[Tensor], int, Read]] = []
 def read(mask: Tensor | None, queries: int, keys: int) -> Read:
     """Recognise padding and causal masks, which have quicker ways than a mask of every pair.
 
-    A model passes the same mask to all of its layers: it is looked at once. Rows of queries that are padding
-    themselves are not compared, because their outputs have no meaning.
+    A model passes the same mask to all of its layers: it is looked at once. Rows that see nothing are not compared.
+    Anything else, as packed documents, chunks or windows, stays the mask of every pair that it is.
     """
     if mask is None or torch.compiler.is_compiling():
         return Read(mask, False, keys)
@@ -51,7 +51,7 @@ def read(mask: Tensor | None, queries: int, keys: int) -> Read:
 
 def _read(mask: Tensor, queries: int) -> Read:
     last = mask[:, :, -1:, :]
-    seen = last.flatten(0, 2).any(0).nonzero()
+    seen = mask.flatten(0, 2).any(0).nonzero()
     keys = int(seen[-1]) + 1 if len(seen) else 1
     mask, last = mask[..., :keys], last[..., :keys]
     if queries == 1 or mask.shape[-2] == 1:
@@ -63,7 +63,7 @@ def _read(mask: Tensor, queries: int) -> Read:
     shift = keys - queries
     if shift >= 0:
         causal = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(shift)
-        real = last[..., 0, shift:, None]  # whether query t, which is key t + shift, is not padding
-        if bool(((mask == (causal & last)) | ~real).all()):
+        # A query that sees nothing is padding: causal or not, its output has no meaning.
+        if bool(((mask == (causal & last)) | ~mask.any(-1, keepdim=True)).all()):
             return Read(None if bool(last.all()) else last, True, keys)
     return Read(mask, False, keys)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from robust_attention.adapters._masks import read
 from robust_attention.adapters._torchvision import import_torchvision
-from robust_attention.adapters._undo import Undo, all_of
+from robust_attention.adapters._undo import Drop, SwitchBack, Undo
 from robust_attention.nn import Attend
 from robust_attention.nn.attend import EvalDraw
 from robust_attention.ops import Method, methods
@@ -17,6 +17,10 @@ NAME = "robust_attention"
 """The implementation that `robustify` switches a model to; it asks each attention module for its own method."""
 CHILD = "robust_attend"
 """Where an attention module keeps its `Attend`."""
+
+
+_UNFIT = ("position_bias", "softcap", "s_aux")
+"""What some models add to logits: it has no meaning for a density."""
 
 
 def register() -> tuple[str, ...]:
@@ -85,6 +89,12 @@ def _attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
         return out
+    for name in _UNFIT:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"robust attention has no {name}, which {type(module).__name__} passes; "
+                "leave these layers out: ra.robustify(model, method, layers=...)"
+            )
     usual = query.shape[-1] ** -0.5
     if scaling is not None and scaling != usual:
         query = query * (scaling / usual)
@@ -96,6 +106,21 @@ def _attend(
         owned = attend.tensors(query.shape[2], key.shape[2], key.device)
         weights = attend.method.coefficients(query, key, value, found.mask, found.is_causal, **owned)
     return done.transpose(1, 2).contiguous(), weights
+
+
+def _sizes(module: nn.Module, config: Any) -> tuple[int, int]:
+    """Heads and width of the keys, for tensors that a method owns."""
+    # Configurations give GPT-2's n_head and n_embd these names too.
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise ValueError(
+            f"num_attention_heads of the configuration must be one number, got {heads!r}; "
+            "use a method without tensors of its own"
+        )
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    found = [getattr(where, name, None) for where in (module, config) for name in ("qk_head_dim", "head_dim")]
+    width = next((x for x in found if isinstance(x, int)), config.hidden_size // heads)
+    return kv_heads, width
 
 
 def _owns(method: Method) -> bool:
@@ -122,7 +147,13 @@ def find(model: nn.Module) -> tuple[list[str], dict[str, str]]:
     for name, module in model.named_modules():
         forward = inspect.unwrap(type(module).forward)
         if "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ()):
-            found.append(name)
+            extra = _extra_logits(module)
+            if extra is None:
+                found.append(name)
+            else:
+                refused[name] = (
+                    f"{type(module).__name__} adds {extra} to its logits, which has no meaning for a density"
+                )
         elif type(module).__name__.endswith("Attention") and any(
             isinstance(child, nn.Linear) and child_name in ("q", "query", "q_proj", "qkv", "c_attn", "query_key_value")
             for child_name, child in module.named_children()
@@ -131,26 +162,34 @@ def find(model: nn.Module) -> tuple[list[str], dict[str, str]]:
     return found, refused
 
 
-def switch(model: nn.Module) -> Undo:
+def _extra_logits(module: nn.Module) -> str | None:
+    """What a module adds to its logits, or None."""
+    for name in ("sinks", "relative_attention_bias", "relative_position_bias", "attn_logit_softcapping"):
+        if getattr(module, name, None) is not None:
+            return name
+    return "relative attention bias" if getattr(module, "has_relative_attention_bias", False) else None
+
+
+def switch(model: nn.Module) -> list[Undo]:
     """Switch every transformers model inside to our implementation; how to switch back."""
     _register(NAME, _attend)
     undo: list[Undo] = []
     for root in roots(model):
-        old = root.config._attn_implementation  # type: ignore[union-attr]
-        root.set_attn_implementation(NAME)  # type: ignore[operator]
-        undo.append(lambda root=root, old=old: root.set_attn_implementation(old))  # type: ignore[misc]
-    return lambda: all_of(undo)
+        old: str = root.config._attn_implementation  # type: ignore[union-attr, assignment]
+        step = SwitchBack(root, "sdpa" if old == NAME else old)
+        step.take(NAME)
+        undo.append(step)
+    return undo
 
 
-def swap(model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_len: int | None) -> tuple[Undo, str]:
+def swap(
+    model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_len: int | None
+) -> tuple[list[Undo], str]:
     """Give one attention module its method; how to undo it, and a note."""
     module = model.get_submodule(name)
     config: Any = getattr(module, "config", None)
-    # Configurations give GPT-2's n_head and n_embd these names too.
-    heads = int(getattr(config, "num_attention_heads", 1))
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    width = getattr(module, "head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
-    attend = Attend(method, kv_heads=kv_heads, width=int(width), max_len=max_len, eval_draw=eval_draw)
+    kv_heads, width = _sizes(module, config) if _owns(method) else (1, 1)
+    attend = Attend(method, kv_heads=kv_heads, width=width, max_len=max_len, eval_draw=eval_draw)
     first = next(module.parameters(), None)
     module.add_module(CHILD, attend.to("cpu" if first is None else first.device).train(module.training))
     dropped = [
@@ -159,4 +198,4 @@ def swap(model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_l
         if getattr(config, key, 0)
     ]
     note = f"dropout {dropped[0]} of attention weights is not applied" if dropped else ""
-    return (lambda: delattr(module, CHILD)), note
+    return [Drop(module, CHILD)], note

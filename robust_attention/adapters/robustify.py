@@ -85,6 +85,11 @@ def robustify(
             f"model must have attention of transformers, timm (Attention) or torch.nn (MultiheadAttention), "
             f"got {type(model).__qualname__} without{why}; build it with ra.nn.Attention instead"
         )
+    if "" in order:
+        raise ValueError(
+            f"model must hold attention modules, got {type(model).__qualname__}, which is one itself; "
+            "put it into nn.Sequential or another module first, or build ra.nn.MultiheadAttention"
+        )
     chosen = _choose(order, layers)
     undo: list[Undo] = []
     notes: dict[str, None] = {}
@@ -95,13 +100,13 @@ def robustify(
                 continue
             own = dataclasses.replace(method, seed=method.seed + number) if isinstance(method, BlockMethod) else method
             back, note = found[name].swap(model, name, own, eval_draw, max_len)
-            undo.append(back)
+            undo += back
             report.changed.append(name)
             if note:
                 notes[note] = None
         for adapter in dict.fromkeys(found.values()):
             if hasattr(adapter, "switch"):
-                undo.append(adapter.switch(model))
+                undo += adapter.switch(model)
     except BaseException:
         all_of(undo)
         raise
@@ -160,7 +165,7 @@ def weights_of(model: nn.Module, batch: Any) -> dict[str, RobustWeights[Any]]:
 def _adapters(model: nn.Module) -> list[Any]:
     """The bridges that this model needs; a library that is not loaded cannot have made it."""
     found: list[Any] = []
-    if "transformers" in sys.modules:
+    if sys.modules.get("transformers") is not None:
         from robust_attention.adapters import huggingface
 
         if huggingface.roots(model):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from robust_attention.adapters._masks import may_look
 from robust_attention.adapters._torchvision import import_torchvision
-from robust_attention.adapters._undo import Undo
+from robust_attention.adapters._undo import Put, Undo
 from robust_attention.nn import Attend
 from robust_attention.nn.attend import EvalDraw
 from robust_attention.ops import Method
@@ -67,19 +67,23 @@ def find(model: nn.Module) -> tuple[list[str], dict[str, str]]:
         elif isinstance(module, base()):
             continue
         elif type(module).__module__.startswith("timm.") and "Attention" in type(module).__name__:
-            refused[name] = f"timm's {type(module).__name__} is not supported, only its Attention"
+            refused[name] = (
+                f"{type(module).__module__}.{type(module).__name__} is not supported, only timm.layers.Attention"
+            )
     return found, refused
 
 
-def swap(model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_len: int | None) -> tuple[Undo, str]:
+def swap(
+    model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_len: int | None
+) -> tuple[list[Undo], str]:
     """Put our module in its place, with the very parameters of the old one; how to undo it, and a note."""
     parent_name, _, child = name.rpartition(".")
     parent, old = model.get_submodule(parent_name), model.get_submodule(name)
     new: Any = base().__new__(base())
     new.__dict__ = {key: value.copy() if isinstance(value, dict) else value for key, value in old.__dict__.items()}
     attend = Attend(method, kv_heads=old.num_heads, width=old.head_dim, max_len=max_len, eval_draw=eval_draw)  # type: ignore[arg-type]
-    new.add_module("attend", attend.to(next(old.parameters()).device).train(old.training))
+    new.add_module("attend", attend.to(next((p.device for p in old.parameters()), "cpu")).train(old.training))
     setattr(parent, child, new)
     dropped = float(old.attn_drop.p)  # type: ignore[union-attr, arg-type]
     note = f"dropout {dropped} of attention weights is not applied" if dropped else ""
-    return (lambda: setattr(parent, child, old)), note
+    return [Put(parent, child, old)], note

@@ -1,8 +1,9 @@
 """Plain torch.nn: MultiheadAttention, alone or inside a TransformerEncoderLayer."""
 
+import torch
 from torch import nn
 
-from robust_attention.adapters._undo import Undo, all_of
+from robust_attention.adapters._undo import Put, Undo
 from robust_attention.nn import Attend, MultiheadAttention
 from robust_attention.nn.attend import EvalDraw
 from robust_attention.ops import Method
@@ -19,7 +20,9 @@ def find(model: nn.Module) -> tuple[list[str], dict[str, str]]:
     return found, refused
 
 
-def swap(model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_len: int | None) -> tuple[Undo, str]:
+def swap(
+    model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_len: int | None
+) -> tuple[list[Undo], str]:
     """Put our module in its place, with the very parameters of the old one; how to undo it, and a note."""
     parent_name, _, child = name.rpartition(".")
     parent = model.get_submodule(parent_name)
@@ -29,17 +32,21 @@ def swap(model: nn.Module, name: str, method: Method, eval_draw: EvalDraw, max_l
     # The same parameters and hooks, in containers of its own: what is added to the new module does not reach the old.
     new.__dict__ = {key: value.copy() if isinstance(value, dict) else value for key, value in old.__dict__.items()}
     attend = Attend(method, kv_heads=old.num_heads, width=old.head_dim, max_len=max_len, eval_draw=eval_draw)
-    new.add_module("attend", attend.to(old.out_proj.weight.device).train(old.training))
+    new.add_module("attend", attend.to(_device(old)).train(old.training))
     setattr(parent, child, new)
-    undo: list[Undo] = [lambda: setattr(parent, child, old)]
+    undo: list[Undo] = [Put(parent, child, old)]
     if isinstance(parent, nn.TransformerEncoderLayer):
         # Its fused path for evaluation is softmax attention: kept away by this mark, as in our own layer.
-        mark = parent.activation_relu_or_gelu
+        undo.append(Put(parent, "activation_relu_or_gelu", parent.activation_relu_or_gelu))
         parent.activation_relu_or_gelu = 0
-        undo.append(lambda: setattr(parent, "activation_relu_or_gelu", mark))
         for outer in model.modules():
             if isinstance(outer, nn.TransformerEncoder) and parent in list(outer.layers) and outer.use_nested_tensor:
+                undo.append(Put(outer, "use_nested_tensor", True))
                 outer.use_nested_tensor = False
-                undo.append(lambda outer=outer: setattr(outer, "use_nested_tensor", True))  # type: ignore[misc]
     note = f"dropout {old.dropout} of attention weights is not applied" if old.dropout else ""
-    return (lambda: all_of(undo)), note
+    return undo, note
+
+
+def _device(module: nn.Module) -> torch.device:
+    first = next(module.parameters(), None)
+    return torch.device("cpu") if first is None else first.device

@@ -89,8 +89,10 @@ class Attend(nn.Module):
     def _next_seed(self) -> Tensor:
         """A seed of 62 bits: the method's, moved on by a large odd number for each draw."""
         assert isinstance(self.method, BlockMethod)
+        # Inside a backward pass activation checkpointing computes a forward anew: it must meet the same blocks.
+        again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         with torch.no_grad():
-            self.num_draws += 1
+            self.num_draws += 0 if again else 1
         return (self.num_draws * 0x9E3779B97F4A7C1 + self.method.seed) & (2**62 - 1)
 
     def extra_repr(self) -> str:
