@@ -487,3 +487,23 @@ def test_checkpointing_meets_the_same_draw_again() -> None:
 def test_plain_torch_needs_no_other_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert ra.robustify(make("torch"), ra.KDE()).changed
+
+
+def test_parts_and_wholes_can_be_changed_one_after_the_other() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text, self.plain = make("bert"), make("torch")
+
+    whole, inputs = Both().eval(), batch("bert")
+    with torch.no_grad():
+        plain = real("bert", logits(whole.text, inputs), inputs)
+        ra.robustify(whole.text, ra.KDE())
+        assert len(ra.robustify(whole, ra.RKDE()).changed) == 4
+        ra.restore(whole)
+        ra.restore(whole.text)
+        assert torch.equal(real("bert", logits(whole.text, inputs), inputs), plain)
+    model = make("torch")
+    ra.robustify(model, ra.KDE())
+    ra.restore(torch.compile(model))
+    assert type(model.encoder.layers[0].self_attn) is nn.MultiheadAttention

@@ -71,7 +71,8 @@ def robustify(
         )
     if not isinstance(method, Method):
         raise ValueError(f"method must be one of robust_attention's, got {method!r}; pass for example ra.RKDE()")
-    restore(model)
+    for part in list(model.modules()):  # a part may have been changed on its own
+        restore(part)
     report = Report(method)
     found: dict[str, Any] = {}
     for adapter in _adapters(model):
@@ -122,6 +123,7 @@ def robustify(
 
 def restore(model: nn.Module) -> None:
     """Take back what `robustify` did, exactly; nothing happens to a model that it did not touch."""
+    model = getattr(model, "_orig_mod", model)  # a compiled model is a wrapper of the one that was changed
     all_of(model.__dict__.pop(_RECORD, []))
 
 
