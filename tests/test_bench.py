@@ -26,7 +26,7 @@ def test_smoke_scale_stores_every_row(record: tuple[dict, Path]) -> None:
     rows = record[0]["rows"]
     assert json.loads((record[1] / "bench.json").read_text()) == record[0]
     assert {row["kind"] for row in rows} == {"operator", "growing", "decode", "step"}
-    assert {row["impl"] for row in rows} == {"CPU", "auto", "reference", "published", "best", "cache"}
+    assert {row["impl"] for row in rows} == {"CPU", "auto", "reference", "published", "default", "cache"}
     assert all(row["ms"] > 0 for row in rows)
     checked = [row for row in rows if row["kind"] == "operator" and row["impl"] == "auto"]
     assert checked
