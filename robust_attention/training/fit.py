@@ -1,93 +1,117 @@
-"""One short training loop: AdamW, warm-up and cosine, clipped gradients, and nothing random left to chance."""
+"""The training loop, for images, text and series alike: what it does in which order is all in `fit`.
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+Everything random is a function of the seed, the step and the process: the order of the examples, their augmentation,
+the draws of random methods, dropout. So a checkpoint holds tensors and a step, and a run that was killed at any moment
+goes on bitwise, as far as the model's operations are deterministic, on the same number of processes and to rounding on
+another.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.nn import functional as F
+from torch import nn
+
+from robust_attention.training.checkpoint import Checkpoints
+from robust_attention.training.config import FitConfig
+from robust_attention.training.optimise import Plan, schedule
+from robust_attention.training.parallel import join
+from robust_attention.training.progress import Fitted, Metrics, Run, Step
+from robust_attention.training.trainer import Examples, Loss, Trainer
+
+__all__ = ["Examples", "FitConfig", "Fitted", "Interrupted", "Loss", "Step", "fit", "schedule"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    """How to train."""
+class Interrupted(Exception):
+    """SIGTERM came; the run is saved. Calling `fit` again goes on."""
 
-    epochs: int = 30
-    """Passes over the training images."""
-    batch_size: int = 64
-    """Images a step; a last, smaller batch is used too."""
-    learning_rate: float = 2e-3
-    """Peak of the schedule."""
-    weight_decay: float = 0.05
-    """AdamW's, on matrices only."""
-    warmup: float = 0.1
-    """Share of the steps over which the learning rate rises."""
-    clip: float = 1.0
-    """Largest norm of a gradient."""
-    seed: int = 0
-    """Fixes the order of the images and the draws of random methods."""
-
-
-class Step(NamedTuple):
-    """What one step of training reports."""
-
-    step: int
-    num_steps: int
-    loss: float
+    def __init__(self, step: int, num_steps: int, folder: Path) -> None:
+        super().__init__(
+            f"asked to stop (SIGTERM), training saved step {step} of {num_steps} in {folder}; run it again to go on"
+        )
+        self.step, self.num_steps, self.folder = step, num_steps, folder
 
 
 def fit(
     model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
+    examples: Examples,
+    loss: Loss,
     config: FitConfig,
+    *,
+    folder: Path | str | None = None,
+    device: torch.device | str | None = None,
     report: Callable[[Step], None] | None = None,
-) -> list[float]:
-    """Train `model(images, generator=...)` in place by cross-entropy and return the loss of every step.
+    validate: Callable[[nn.Module], Metrics] | None = None,
+) -> Fitted:
+    """Train `model` in place. Afterwards it is in evaluation mode, with the averaged weights if `config.ema` is on.
 
-    The order of the images has a generator of its own, so that twins, models that differ in their method only,
-    see the same batches whether or not one of them draws at random. Leaves the model in evaluation mode.
+    Args:
+        examples, loss: see `Examples` and `Loss`.
+        folder: keeps checkpoints and goes on from the newest one; a finished run is loaded and returns at once. None:
+            no files. A checkpoint made with another configuration is refused, save for fields that change no result.
+        device: None is CUDA where there is one; of several GPUs the one of LOCAL_RANK. The model moves there, except
+            under fsdp, where a sharded copy is trained and the model itself is filled at the end where it is.
+        report: called on process 0 every `config.report_every` steps.
+        validate: `validate(model) -> metrics` after epochs, on every process with the same weights; those of process 0
+            are kept.
+    Raises:
+        Interrupted: after SIGTERM, with a checkpoint saved (only where there is a folder).
+        FloatingPointError: the loss or the gradient is no longer finite.
+        torch.OutOfMemoryError: not even one example fits, or under fsdp a micro-batch does not.
+        OSError: a checkpoint could not be written.
+    Runs: `torchrun --nproc-per-node=4 program.py`, with --nnodes and --rdzv-endpoint for several machines; their
+        `folder` needs to be seen by process 0 alone.
     """
-    num_steps = config.epochs * math.ceil(len(images) / config.batch_size)
-    order_generator = Generator().manual_seed(config.seed)
-    draw_generator = Generator().manual_seed(config.seed + 1)
-    optimizer = torch.optim.AdamW(_groups(model, config.weight_decay), lr=config.learning_rate)
-    losses: list[float] = []
-    model.train()
-    for _ in range(config.epochs):
-        order = torch.randperm(len(images), generator=order_generator).to(images.device)
-        for batch in order.split(config.batch_size):
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * schedule(len(losses), num_steps, config.warmup)
-            loss = F.cross_entropy(model(images[batch], generator=draw_generator), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            optimizer.step()
-            losses.append(loss.item())
-            if not math.isfinite(losses[-1]):
-                raise FloatingPointError(
-                    f"the loss must stay finite, got {losses[-1]} at step {len(losses)} of {num_steps}; "
-                    f"lower learning_rate = {config.learning_rate}"
-                )
-            if report is not None:
-                report(Step(len(losses), num_steps, losses[-1]))
-    model.eval()
-    return losses
+    with join(config.parallel, device) as team, _sigterm(folder is not None) as stopped, _own_stream(team.device):
+        plan = Plan(len(examples), config)
+        trainer = Trainer(model, loss, config, team)
+        run = Run(trainer, plan, None if folder is None else Checkpoints(folder, config.keep), report)
+        step, stop = run.resume(), False
+        while step < plan.num_steps and not stop:
+            run.note(*trainer.step(step, plan.indices(step), plan.learning_rate(step), examples))
+            step += 1
+            last = step == plan.num_steps
+            epoch = plan.epoch_to_validate(step)
+            if last or step % config.report_every == 0:
+                run.tell(step)
+            if validate is not None and epoch is not None:
+                run.look(step)
+                run.validate(validate, epoch)
+            stop, due = team.agree(stopped(), run.due(step))
+            if run.checkpoints is not None and (last or stop or due):
+                run.look(step)
+                run.save(step)
+        if not stop:
+            trainer.finish(model)
+    if stop and run.checkpoints is not None:
+        raise Interrupted(step, plan.num_steps, run.checkpoints.folder)
+    return run.fitted(step)
 
 
-def schedule(step: int, num_steps: int, warmup: float) -> float:
-    """Factor of the learning rate at a step counted from 0: a line up to 1, then half a cosine down to 0."""
-    num_warmup = max(1, round(warmup * num_steps))
-    if step < num_warmup:
-        return (step + 1) / num_warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - num_warmup) / max(1, num_steps - num_warmup)))
+@contextmanager
+def _sigterm(wanted: bool) -> Iterator[Callable[[], bool]]:
+    """Meanwhile, SIGTERM is remembered instead of killing. Only Python's main thread may ask for signals."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    came = threading.Event()
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.set()
+
+    before = signal.signal(signal.SIGTERM, remember)
+    try:
+        yield came.is_set
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    # Biases, norms, positions and the class token are not decayed: shrinking them does not regularise.
-    decayed = [p for p in model.parameters() if p.ndim >= 2 and p.shape[0] > 1]
-    others = [p for p in model.parameters() if not (p.ndim >= 2 and p.shape[0] > 1)]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Meanwhile, torch's global streams are ours; afterwards they stand where the caller left them."""
+    with torch.random.fork_rng(devices=[device.index] if device.type == "cuda" else []):
+        yield
