@@ -11,7 +11,8 @@ from pathlib import Path
 def demo(*, out: Path = Path("out/demo"), seed: int = 0, epochs: int = 30, num_attacked: int = 256) -> None:
     """Train twins that differ in their attention only, contaminate and attack them, draw one picture.
 
-    About three minutes on two cores. Everything it measures goes to `demo.json`, the picture to `demo.png`.
+    About three minutes on two cores: five rows of `study vision` on digits. Everything it measures goes to
+    `cells-1-of-1.jsonl` and `demo.json`, the picture to `demo.png`; started again, it goes on where it was.
 
     Parameters
     ----------
@@ -27,13 +28,108 @@ def demo(*, out: Path = Path("out/demo"), seed: int = 0, epochs: int = 30, num_a
     from rich.console import Console
 
     from robust_attention import _checks
-    from robust_attention.demo import DemoConfig, run
-    from robust_attention.training.fit import FitConfig
+    from robust_attention.demo import demo_cells, run
 
     _checks.whole("epochs", epochs, least=1)
     _checks.whole("num_attacked", num_attacked, least=1)
     _checks.whole("seed", seed, least=0, most=2**62)
-    run(DemoConfig(seed=seed, fit=FitConfig(epochs=epochs), num_attacked=num_attacked), out, Console())
+    settings = {"fit.epochs": epochs, "evaluation.num_attacked": num_attacked}
+    run(demo_cells(seed, settings), out, Console())
+
+
+def study_vision(
+    *,
+    scale: str = "smoke",
+    out: Path | None = None,
+    root: str = "",
+    data: list[str] | None = None,
+    rows: list[str] | None = None,
+    seeds: int | None = None,
+    set_: list[str] | None = None,
+    config: Path | None = None,
+    shard: str = "1/1",
+    jobs: int | None = None,
+    device: str = "auto",
+    list_: bool = False,
+) -> None:
+    """Train every row of the paper's image tables, contaminate, corrupt and attack it, and write the tables.
+
+    A grid of independent cells (image set x row x seed), one JSON line each. What is done stays done: interrupt it and
+    start it again, or give each of several machines a shard.
+
+    Parameters
+    ----------
+    scale
+        smoke (embedded digits, CPU, minutes), laptop (a part of CIFAR-10, CPU, a quarter of an hour a cell), lab
+        (CIFAR-10 and Tiny-ImageNet, one GPU) or paper (ImageNet, four GPUs or more, started by torchrun; its cost is
+        printed first).
+    out
+        Folder for the results; out/vision-SCALE if left out.
+    root
+        Folder that holds the image sets, each in a folder of its own: cifar10, tiny-imagenet, imagenet.
+    data
+        Image sets to run; all of the scale if left out.
+    rows
+        Rows to run; all if left out.
+    seeds
+        Seeds a row, counted from 0; the scale's own number if left out.
+    set_
+        Change any field: --set fit.epochs=3 --set evaluation.num_attacked=64.
+    config
+        A TOML or JSON file with such changes.
+    shard
+        i/n: every n-th cell from the i-th on.
+    jobs
+        Cells at once, each on one core; all cores on a CPU if left out, 1 on a GPU.
+    device
+        cpu, cuda, or auto: a GPU where there is one.
+    list_
+        Print the cells and whether they are done, and stop.
+    """
+    from robust_attention.study.run import study_vision as run
+    from robust_attention.training.parallel import rank
+
+    folder, failed = run(
+        scale=scale,
+        out=out,
+        root=root,
+        data=data or (),
+        rows=rows or (),
+        seeds=seeds,
+        changes=set_ or (),
+        config=config,
+        shard=shard,
+        jobs=jobs,
+        device=device,
+        list_only=list_,
+    )
+    try:
+        if not list_ and rank() == 0:
+            study_report(out=folder)
+    finally:  # without a cell that is done there is no report, and this is what explains it
+        if failed:
+            sys.exit(f"robust-attention: {len(failed)} cells failed: {', '.join(failed)}; see cells*.jsonl in {folder}")
+
+
+def study_report(*, out: Path = Path("out/vision-smoke")) -> None:
+    """Tables, figures and the ledger beside the paper, from the cells in a folder.
+
+    Parameters
+    ----------
+    out
+        Folder of a study, or one file of cells; everything goes beside them.
+    """
+    from robust_attention._files import write_bytes, write_json
+    from robust_attention.plots import study as plots
+    from robust_attention.study.pages import vision_report
+
+    report = vision_report(out)
+    folder = out.parent if out.is_file() else out
+    write_json(folder / "report.json", report)
+    made = [folder / "report.md", folder / "ledger.md"]
+    for path, text in zip(made, (plots.markdown(report), plots.ledger(report)), strict=True):
+        write_bytes(path, text.encode())
+    print(*made, *plots.draw(report, folder), sep="\n")
 
 
 def explain(
@@ -196,7 +292,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "figure density": figure_density,
     "figure methods": figure_methods,
     "methods": methods,
+    "study report": study_report,
+    "study vision": study_vision,
 }
+_GROUPS = {"figure": "Draw a figure of the paper.", "study": "Reproduce the paper's tables, cell by cell."}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -218,7 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
         *group, name = path.split()
         for word in group:
             if word not in groups:
-                groups[word] = cyclopts.App(name=word, help="Draw a figure of the paper.")
+                groups[word] = cyclopts.App(name=word, help=_GROUPS[word])
                 app.command(groups[word])
         groups[group[-1] if group else ""].command(function, name=name)
     try:
@@ -232,3 +331,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"robust-attention: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if type(error).__name__ == "Interrupted":  # by SIGTERM, with everything saved; imported late, like torch
+            sys.exit(f"robust-attention: {error}")
+        raise

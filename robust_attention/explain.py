@@ -8,10 +8,10 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 import robust_attention as ra
-from robust_attention.data import digits
 from robust_attention.data.contaminate import Kind, contaminate
+from robust_attention.data.images import digits_images
 from robust_attention.demo import load_twins
-from robust_attention.eval.robustness import logits_of, patch_weights
+from robust_attention.eval.patches import patch_weights
 from robust_attention.models.vit import ViT
 
 TEXT_METHODS: dict[str, ra.Method] = {
@@ -40,11 +40,10 @@ def read_image(path: Path, size: int) -> Tensor:
 
 def example(number: int, kind: Kind, share: float, model: ViT) -> tuple[Tensor, Tensor, int]:
     """A test digit of the demo, spoilt: the image, which patches were overwritten, and its label."""
-    test = digits.split().test
-    if not 0 <= number < len(test.labels):
-        raise ValueError(f"example must be from 0 to {len(test.labels) - 1}, got {number}; choose another digit")
-    size = model.config.image_size
-    images = F.interpolate(test.images, size=(size, size), mode="bilinear", align_corners=False).clamp(0, 1)
+    test = digits_images(model.config.image_size).test
+    if not 0 <= number < len(test):
+        raise ValueError(f"example must be from 0 to {len(test) - 1}, got {number}; choose another digit")
+    images = test.read(torch.arange(len(test))).float() / 255
     spoilt = contaminate(
         images, kind=kind, share=share, patch_size=model.config.patch_size, generator=Generator().manual_seed(0)
     )
@@ -57,11 +56,12 @@ def explain_image(image: Tensor, twins: dict[str, ViT], hit: Tensor | None, labe
     maps = {}
     for name, model in twins.items():
         q, k, v = model.projections(image)[0]
-        if isinstance(model.method, ra.Softmax):
+        method = model.methods[0]
+        if isinstance(method, ra.Softmax):
             # What the class token looks at, averaged over heads.
-            attention = model.method.coefficients(q, k, v)[0, :, 0, -model.config.num_patches :].mean(0)
+            attention = method.coefficients(q, k, v)[0, :, 0, -model.config.num_patches :].mean(0)
             maps[name] = (attention / attention.mean()).tolist()
-        elif hasattr(model.method, "weights") or model.method.stochastic:
+        elif hasattr(method, "weights") or method.stochastic:
             weight = patch_weights(model, image, draws=40, generator=Generator().manual_seed(0))
             maps[name] = weight[0].tolist()
     first = next(iter(twins.values()))
@@ -69,7 +69,7 @@ def explain_image(image: Tensor, twins: dict[str, ViT], hit: Tensor | None, labe
         "image": image[0, 0].tolist(),
         "patch_size": first.config.patch_size,
         "maps": maps,
-        "read_as": {name: int(logits_of(model, None)(image).argmax()) for name, model in twins.items()},
+        "read_as": {name: int(model(image).argmax()) for name, model in twins.items()},
         "hit": None if hit is None else hit.tolist(),
         "label": label,
     }

@@ -1,6 +1,7 @@
 """What `robust-attention explain` says of an image and of a text."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,38 +13,42 @@ from robust_attention import cli, demo
 from robust_attention.adapters import import_torchvision
 from robust_attention.data import digits
 from robust_attention.explain import example, explain_image, read_image
-from robust_attention.models.vit import ViT
+from robust_attention.study.sets import load_sets
+from robust_attention.study.vision import trained
 
 NAMES = ("softmax", "RKDE", "SPKDE", "MoM")
+TINY = {"fit.epochs": 1, "data.num_train": 32, "evaluation.num_attacked": 0}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A demo's folder with twins that have learnt nothing."""
+    """A demo's folder with twins that have learnt next to nothing."""
     out = tmp_path_factory.mktemp("demo")
-    config = demo.DemoConfig()
-    demo.save_twins(out, config, {name: ViT(config.model, demo.METHODS[name]) for name in NAMES})
+    for cell in demo.demo_cells(settings=TINY):
+        sets = load_sets(cell.config.data)
+        trained(cell.config, out / "runs" / cell.name, sets, torch.device("cpu"), lambda *_: None)
     return out
 
 
-def test_twins_come_back_bit_by_bit(folder: Path) -> None:
+def test_twins_come_back_with_their_methods(folder: Path) -> None:
     twins = demo.load_twins(folder)
-    assert tuple(twins) == NAMES
-    fresh = ViT(demo.DemoConfig().model, ra.RKDE()).state_dict()
-    for name, model in twins.items():
-        assert model.method == demo.METHODS[name]
-        assert not model.training
-        assert all(torch.equal(x, fresh[key]) for key, x in model.state_dict().items())
+    assert tuple(twins) == tuple(demo.NAMES.values())
+    first = ra.RKDE(), ra.SPKDE(), ra.MoM()
+    assert tuple(twins[name].methods[0] for name in NAMES[1:]) == first
+    assert not any(model.training for model in twins.values())
+    # One step apart from equal first weights, they differ: each came back with its own.
+    heads = [model.state_dict()["head.weight"] for model in twins.values()]
+    assert len({x.numpy().tobytes() for x in heads}) == len(heads)
 
 
 def test_a_damaged_or_missing_checkpoint_fails_clearly(folder: Path, tmp_path: Path) -> None:
-    for name in ("twins.json", "twins.safetensors"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    raw = bytearray((tmp_path / "twins.safetensors").read_bytes())
+    shutil.copytree(folder, tmp_path / "demo")
+    (weights,) = (tmp_path / "demo" / "runs" / "digits" / "mom" / "0").glob("*.safetensors")
+    raw = bytearray(weights.read_bytes())
     raw[-5] ^= 1
-    (tmp_path / "twins.safetensors").write_bytes(raw)
-    with pytest.raises(ValueError, match=r"twins.safetensors must have SHA-256 .*, got .*; it is damaged"):
-        demo.load_twins(tmp_path)
+    weights.write_bytes(raw)
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="damaged"):
+        demo.load_twins(tmp_path / "demo")
     with pytest.raises(ValueError, match=r"must be a folder that `robust-attention demo` wrote, got .*none"):
         demo.load_twins(tmp_path / "none")
 
@@ -86,7 +91,7 @@ def test_command_writes_a_picture_and_its_numbers(folder: Path, tmp_path: Path) 
         cli.main(arguments)
     assert not stop.value.code
     assert (tmp_path / "explain.png").stat().st_size > 10_000
-    assert json.loads((tmp_path / "explain.json").read_text())["read_as"].keys() == set(NAMES)
+    assert json.loads((tmp_path / "explain.json").read_text())["maps"].keys() == set(NAMES)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ ROOMS = [
     "attacks",
     "training",
     "eval",
+    "recipes",
+    "study",
     "plots",
     "bench",
     "demo",

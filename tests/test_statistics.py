@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from robust_attention.eval.statistics import binomial_interval, holm, sign_flip_p
+from robust_attention.eval.statistics import binomial_interval, holm, mean_interval, sign_flip_p, student_quantile
 
 # Newcombe (1998), table I, method 3: right, of, lower and upper end.
 PUBLISHED = [
@@ -94,3 +94,48 @@ def test_holm_equals_a_hand_computed_example() -> None:
     assert holm([0.02, 0.02]) == pytest.approx([0.04, 0.04])
     assert holm([0.03]) == [0.03]
     assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (30, 2.0423), (1000, 1.9623)]
+)
+def test_student_quantile_equals_the_tables(freedom: float, quantile: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+def test_mean_interval_of_one_seed_is_the_examples_own() -> None:
+    right = [1.0] * 60 + [0.0] * 40
+    mean, low, high = mean_interval([right])
+    half = student_quantile(99) * math.sqrt(0.24 / 99)
+    assert (mean, low, high) == pytest.approx((0.6, 0.6 - half, 0.6 + half), abs=1e-6)
+
+
+def test_mean_interval_of_equal_examples_is_the_seeds_own() -> None:
+    mean, low, high = mean_interval([[value] * 50 for value in (1.0, 2.0, 3.0)])
+    half = student_quantile(2) / math.sqrt(3)
+    assert (mean, low, high) == pytest.approx((2, 2 - half, 2 + half), abs=1e-6)
+    assert mean_interval([[0.5] * 4] * 3) == (0.5, 0.5, 0.5)
+
+
+def test_mean_interval_covers_what_it_says() -> None:
+    random, covered, rounds = Random(0), 0, 150
+    for _ in range(rounds):
+        examples = [random.gauss(0, 1) for _ in range(40)]
+        seeds = [random.gauss(0, 0.2) for _ in range(4)]
+        rows = [[example + seed + random.gauss(0, 0.5) for example in examples] for seed in seeds]
+        _, low, high = mean_interval(rows)
+        covered += low <= 0 <= high
+    assert 0.93 <= covered / rounds <= 1
+
+
+def test_mean_interval_of_unequal_rows_fails_clearly() -> None:
+    with pytest.raises(ValueError, match="one length for all"):
+        mean_interval([[1.0], [1.0, 0.0]])
+    with pytest.raises(ValueError, match="one length for all"):
+        mean_interval([])
+
+
+def test_sign_flip_p_of_thousands_is_quick_and_near_the_exact_one() -> None:
+    differences = [0.05] * 1000 + [-0.05] * 930
+    assert sign_flip_p(differences) == pytest.approx(math.erfc(70 / math.sqrt(2 * 1930)), rel=0.06)
+    assert sign_flip_p([0.05 * (i % 20) - 0.4 for i in range(20000)]) < 1e-10

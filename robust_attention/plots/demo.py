@@ -22,7 +22,7 @@ def draw(source: Path, path: Path) -> Path:
     from matplotlib import pyplot as plt
 
     record = json.loads(source.read_text(encoding="utf-8"))
-    kinds = [kind for kind in record["config"]["kinds"] if any(cell["kind"] == kind for cell in record["cells"])]
+    kinds = [kind for kind in record["kinds"] if any(cell["kind"] == kind for cell in record["cells"])]
     names = [method["name"] for method in record["methods"]]
     figure = plt.figure(figsize=(13, 7.6), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=(1.25, 1))
@@ -47,17 +47,17 @@ def draw(source: Path, path: Path) -> Path:
 
 def _curves(axis: Any, record: dict[str, Any], kind: str, names: list[str]) -> None:
     for name in names:
-        cells = [c for c in record["cells"] if c["method"] == name and c["kind"] in ("clean", kind)]
+        cells = [c for c in record["cells"] if c["method"] == name and (c["kind"] == kind or c["trial"] == "clean")]
         cells.sort(key=lambda cell: cell["strength"])
         x = [100 * cell["strength"] for cell in cells]
-        y = [100 * cell["accuracy"] for cell in cells]
+        y = [100 * cell["mean"] for cell in cells]
         axis.plot(x, y, marker="o", ms=4, lw=2, color=COLOURS.get(name), label=name)
         if name == record["baseline"]:
             low, high = ([100 * cell[end] for cell in cells] for end in ("low", "high"))
             axis.fill_between(x, low, high, color=COLOURS.get(name), alpha=0.15, lw=0)
     axis.set_title(f"by {KIND_TITLES.get(kind, kind)}")
     axis.set_xlabel("patches overwritten, %")
-    axis.set_xticks([100 * share for share in (0.0, *record["config"]["shares"])])
+    axis.set_xticks([100 * share for share in (0.0, *record["shares"])])
     axis.grid(axis="y", alpha=0.3)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
@@ -65,8 +65,7 @@ def _curves(axis: Any, record: dict[str, Any], kind: str, names: list[str]) -> N
 
 def _patches(figure: Any, record: dict[str, Any], weighted: list[str]) -> None:
     example = record["example"]
-    model = record["config"]["model"]
-    side, patch = model["image_size"] // model["patch_size"], model["patch_size"]
+    side, patch = record["image_size"] // record["patch_size"], record["patch_size"]
     axes = figure.subplots(1, 2 + len(weighted), squeeze=False)[0]
     axes[0].imshow(example["clean"], cmap="gray_r", vmin=0, vmax=1)
     axes[0].set_title(f"clean: a {example['label']}")

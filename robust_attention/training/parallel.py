@@ -16,12 +16,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+PATIENCE = timedelta(days=1)
+"""How long a process waits for the others. Long, because process 0 may measure a model while the others wait to train
+the next one; when one fails, torchrun ends them all at once."""
 BUCKET = 2**23
 """Numbers that are summed over the processes at once."""
 _ERRORS: dict[str, type[Exception]] = {"OSError": OSError, "ValueError": ValueError, "ImportError": ImportError}
@@ -136,7 +140,7 @@ def connect(device: torch.device | str | None = None) -> bool:
     device = pick_device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     return True
 
 
@@ -168,7 +172,7 @@ def join(parallel: str, device: torch.device | str | None = None) -> Iterator[Te
             "torchrun --nproc-per-node=gpu, or set parallel='auto'"
         )
     connect(device)
-    control = dist.new_group(backend="gloo")
+    control = dist.new_group(backend="gloo", timeout=PATIENCE)
     mode: Literal["ddp", "fsdp"] = "fsdp" if parallel == "fsdp" else "ddp"
     yield Team(mode, device, dist.get_rank(), dist.get_world_size(), control)
     dist.destroy_process_group(control)

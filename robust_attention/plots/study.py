@@ -1,0 +1,167 @@
+"""A study's figures and Markdown tables, from its `report.json` alone."""
+
+from pathlib import Path
+from typing import Any
+
+COLOURS = {
+    "vit": "#555555",
+    "deit": "#999999",
+    "rvt": "#bbbbbb",
+    "fourierformer": "#cc79a7",
+    "kde": "#56b4e9",
+    "rkde-huber": "#0072b2",
+    "rkde-hampel": "#004c78",
+    "spkde": "#d55e00",
+    "mom": "#009e73",
+    "fourierformer-mom": "#e69f00",
+}
+"""Okabe and Ito's palette, baselines in greys."""
+_MARKS = "osD^vPX*<>"
+
+
+def draw(report: dict[str, Any], out: Path) -> list[Path]:
+    """Accuracy against eps, accuracy against the share of contamination, and clean against robust accuracy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    made = []
+    for data, part in report["data"].items():
+        for name, curves, label in (
+            ("attacks", part["eps_curves"], "eps · 255"),
+            ("contamination", part["share_curves"], "patches overwritten, %"),
+        ):
+            if curves:
+                made.append(_curves(report, data, curves, label, out / f"{data}-{name}.png"))
+        if part["scatter"]:
+            made.append(_scatter(report, data, part["scatter"], out / f"{data}-clean-robust.png"))
+    return made
+
+
+def _curves(report: dict[str, Any], data: str, curves: dict[str, Any], label: str, path: Path) -> Path:
+    """One panel for each attack or kind: a line a row, with its interval."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(curves), figsize=(4.2 * len(curves), 4.4), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (kind, rows) in zip(axes[0], curves.items(), strict=True):
+        for row, points in rows.items():
+            x = [point["x"] for point in points]
+            y = [100 * point["mean"] for point in points]
+            errors = [[100 * (p["mean"] - p["low"]) for p in points], [100 * (p["high"] - p["mean"]) for p in points]]
+            axis.errorbar(x, y, errors, **_style(report, row), lw=1.6, ms=4, elinewidth=0.7, capsize=2)
+        axis.set_title(kind)
+        axis.set_xlabel(label)
+        _tidy(axis)
+    axes[0][0].set_ylabel("right, %")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
+    figure.suptitle(f"{data}: mean over seeds, 95 % interval over seeds and images", fontsize=12)
+    return _save(figure, path)
+
+
+def _scatter(report: dict[str, Any], data: str, points: dict[str, dict[str, Any]], path: Path) -> Path:
+    """Clean accuracy against accuracy under contamination and under all attacks, a point a row."""
+    from matplotlib import pyplot as plt
+
+    panels = list(dict.fromkeys(name for by in points.values() for name in by if name != "clean"))
+    figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.6), squeeze=False, layout="constrained")
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for row, by in points.items():
+            if panel in by and "clean" in by:
+                x, y = by["clean"], by[panel]
+                axis.errorbar(
+                    [100 * x["mean"]],
+                    [100 * y["mean"]],
+                    [[100 * (y["mean"] - y["low"])], [100 * (y["high"] - y["mean"])]],
+                    [[100 * (x["mean"] - x["low"])], [100 * (x["high"] - x["mean"])]],
+                    **_style(report, row) | {"ls": "none"},
+                    ms=7,
+                    elinewidth=0.8,
+                )
+        axis.set_xlabel("clean, %")
+        axis.set_ylabel(f"{panel}, %")
+        _tidy(axis)
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(data, fontsize=12)
+    return _save(figure, path)
+
+
+def _style(report: dict[str, Any], row: str) -> dict[str, Any]:
+    """A colour and a mark for each row; variants of a random row have their row's, and broken lines."""
+    order, base = list(report["names"]), row.split(", ", maxsplit=1)[0]
+    place = order.index(base) if base in order else len(order)
+    return {
+        "color": COLOURS.get(base, "#8c564b"),
+        "marker": _MARKS[place % len(_MARKS)],
+        "label": report["names"].get(row, row),
+        "ls": "-" if row == base else "--" if row.endswith("known draw") else ":",
+    }
+
+
+def _tidy(axis: Any) -> None:
+    axis.grid(axis="y", alpha=0.3)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    from matplotlib import pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Every table of the report, with what its marks mean."""
+    parts = [f"# {report['title']}\n", report["about"], ""]
+    for data, part in report["data"].items():
+        parts.append(f"## {data}\n")
+        for name, table in part["tables"].items():
+            if table["rows"]:
+                parts += [f"### {name}\n", _table(report, table), ""]
+    parts += ["## How to read it\n", *(f"- {note}" for note in report["notes"]), ""]
+    if report["failed_runs"]:
+        parts += ["## Runs that failed\n", *(f"- `{run['cell']}`: {run['error']}" for run in report["failed_runs"]), ""]
+    return "\n".join(parts)
+
+
+def _table(report: dict[str, Any], table: dict[str, Any]) -> str:
+    head = ["", *table["columns"]]
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(table["columns"])]
+    for row in table["rows"]:
+        cells = [_cell(row["cells"].get(column)) for column in table["columns"]]
+        lines.append(f"| {report['names'].get(row['row'], row['row'])} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    marks = {"better": " ▲", "worse": " ▼"}.get(cell["verdict"] or "", "") + (" †" if cell["failed"] else "")
+    if cell["low"] is None:
+        return f"{100 * cell['mean']:.1f}{marks}"
+    return f"{100 * cell['mean']:.1f} ± {50 * (cell['high'] - cell['low']):.1f}{marks}"
+
+
+def ledger(report: dict[str, Any]) -> str:
+    """The paper's number, ours, and what may be concluded, row by row."""
+    parts = ["# Ledger\n", report["ledger"]["about"], ""]
+    for table in report["ledger"]["tables"]:
+        parts += [f"## {table['title']}\n", "| row | paper | paper − ViT | ours | ours − ViT | what may be concluded |"]
+        parts.append("| --- | ---: | ---: | ---: | ---: | --- |")
+        for line in table["lines"]:
+            cells = [
+                line["name"],
+                line["paper"],
+                line["paper_gain"],
+                line["ours"],
+                line["ours_gain"],
+                line["conclusion"],
+            ]
+            parts.append("| " + " | ".join(cells) + " |")
+        parts.append("")
+    return "\n".join(parts)

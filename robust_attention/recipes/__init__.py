@@ -1,0 +1,1 @@
+"""Whole configurations, one module a paper: functions that return them, and nothing else."""

@@ -1,0 +1,1 @@
+"""Studies: grids of independent cells that can be run, interrupted, resumed, shared out, and made into tables."""
