@@ -37,44 +37,27 @@ def demo(*, out: Path = Path("out/demo"), seed: int = 0, epochs: int = 30, num_a
     run(demo_cells(seed, settings), out, Console())
 
 
-def study_vision(
-    *,
-    scale: str = "smoke",
-    out: Path | None = None,
-    root: str = "",
-    data: list[str] | None = None,
-    rows: list[str] | None = None,
-    seeds: int | None = None,
-    set_: list[str] | None = None,
-    config: Path | None = None,
-    shard: str = "1/1",
-    jobs: int | None = None,
-    device: str = "auto",
-    list_: bool = False,
-) -> None:
-    """Train every row of the paper's image tables, contaminate, corrupt and attack it, and write the tables.
+_STUDY = """{first}
 
-    A grid of independent cells (image set x row x seed), one JSON line each. What is done stays done: interrupt it and
-    start it again, or give each of several machines a shard.
+    A grid of independent cells (data x row x seed), one JSON line each. What is done stays done: interrupt it and start
+    it again, or give each of several machines a shard.
 
     Parameters
     ----------
     scale
-        smoke (embedded digits, CPU, minutes), laptop (a part of CIFAR-10, CPU, a quarter of an hour a cell), lab
-        (CIFAR-10 and Tiny-ImageNet, one GPU) or paper (ImageNet, four GPUs or more, started by torchrun; its cost is
-        printed first).
+        {scales}
     out
-        Folder for the results; out/vision-SCALE if left out.
+        Folder for the results; out/STUDY-SCALE if left out.
     root
-        Folder that holds the image sets, each in a folder of its own: cifar10, tiny-imagenet, imagenet.
+        Folder that holds the data; not needed for the scale smoke.
     data
-        Image sets to run; all of the scale if left out.
+        Parts of the data to run; all of the scale if left out.
     rows
-        Rows to run; all if left out.
+        Rows to run; those of the paper if left out.
     seeds
         Seeds a row, counted from 0; the scale's own number if left out.
     set_
-        Change any field: --set fit.epochs=3 --set evaluation.num_attacked=64.
+        Change any field: --set fit.epochs=3 --set method.beta=1.2.
     config
         A TOML or JSON file with such changes.
     shard
@@ -86,29 +69,69 @@ def study_vision(
     list_
         Print the cells and whether they are done, and stop.
     """
-    from robust_attention.study.run import study_vision as run
-    from robust_attention.training.parallel import rank
 
-    folder, failed = run(
-        scale=scale,
-        out=out,
-        root=root,
-        data=data or (),
-        rows=rows or (),
-        seeds=seeds,
-        changes=set_ or (),
-        config=config,
-        shard=shard,
-        jobs=jobs,
-        device=device,
-        list_only=list_,
-    )
-    try:
-        if not list_ and rank() == 0:
-            study_report(out=folder)
-    finally:  # without a cell that is done there is no report, and this is what explains it
-        if failed:
-            sys.exit(f"robust-attention: {len(failed)} cells failed: {', '.join(failed)}; see cells*.jsonl in {folder}")
+
+def _study(name: str, first: str, scales: str) -> Callable[..., None]:
+    """The command of one study."""
+
+    def study(
+        *,
+        scale: str = "smoke",
+        out: Path | None = None,
+        root: str = "",
+        data: list[str] | None = None,
+        rows: list[str] | None = None,
+        seeds: int | None = None,
+        set_: list[str] | None = None,
+        config: Path | None = None,
+        shard: str = "1/1",
+        jobs: int | None = None,
+        device: str = "auto",
+        list_: bool = False,
+    ) -> None:
+        from robust_attention.study.run import run_study
+        from robust_attention.study.studies import STUDIES
+        from robust_attention.training.parallel import rank
+
+        folder, failed = run_study(
+            STUDIES[name],
+            scale=scale,
+            out=out,
+            root=root,
+            data=data or (),
+            rows=rows or (),
+            seeds=seeds,
+            changes=set_ or (),
+            config=config,
+            shard=shard,
+            jobs=jobs,
+            device=device,
+            list_only=list_,
+        )
+        try:
+            if not list_ and rank() == 0:
+                study_report(out=folder)
+        finally:  # without a cell that is done there is no report, and this is what explains it
+            if failed:
+                names = ", ".join(failed)
+                sys.exit(f"robust-attention: {len(failed)} cells failed: {names}; see cells*.jsonl in {folder}")
+
+    study.__doc__ = _STUDY.format(first=first, scales=scales)
+    return study
+
+
+study_vision = _study(
+    "vision",
+    "Train every row of the paper's image tables, contaminate, corrupt and attack it, and write the tables.",
+    "smoke (embedded digits, CPU, minutes), laptop (a part of CIFAR-10, CPU, a quarter of an hour a cell), lab "
+    "(CIFAR-10 and Tiny-ImageNet, one GPU) or paper (ImageNet, four GPUs or more, started by torchrun; its cost is "
+    "printed first).",
+)
+study_timeseries = _study(
+    "timeseries",
+    "Train every row of the paper's time-series table, contaminate the series, and write tables and ranks.",
+    "smoke (generated waves, CPU, a minute), lab (six problems, ten seeds, one GPU) or paper (the five problems).",
+)
 
 
 def study_report(*, out: Path = Path("out/vision-smoke")) -> None:
@@ -121,14 +144,15 @@ def study_report(*, out: Path = Path("out/vision-smoke")) -> None:
     """
     from robust_attention._files import write_bytes, write_json
     from robust_attention.plots import study as plots
-    from robust_attention.study.pages import vision_report
+    from robust_attention.study.reports import study_report as read
 
-    report = vision_report(out)
+    report = read(out)
     folder = out.parent if out.is_file() else out
     write_json(folder / "report.json", report)
-    made = [folder / "report.md", folder / "ledger.md"]
-    for path, text in zip(made, (plots.markdown(report), plots.ledger(report)), strict=True):
-        write_bytes(path, text.encode())
+    made = []
+    for name, text in plots.texts(report).items():
+        made.append(folder / name)
+        write_bytes(made[-1], text.encode())
     print(*made, *plots.draw(report, folder), sep="\n")
 
 
@@ -293,6 +317,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "figure methods": figure_methods,
     "methods": methods,
     "study report": study_report,
+    "study timeseries": study_timeseries,
     "study vision": study_vision,
 }
 _GROUPS = {"figure": "Draw a figure of the paper.", "study": "Reproduce the paper's tables, cell by cell."}
@@ -311,6 +336,7 @@ def main(arguments: list[str] | None = None) -> None:
         name="robust-attention",
         help="Attention that survives contaminated and adversarial input.",
         version=__version__,
+        default_parameter=cyclopts.Parameter(negative=()),  # no --no-list and --empty-rows beside --list and --rows
     )
     groups: dict[str, cyclopts.App] = {"": app}
     for path, function in COMMANDS.items():

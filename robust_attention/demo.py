@@ -24,7 +24,8 @@ from robust_attention.recipes import han2023_vision as recipes
 from robust_attention.recipes.vision import VisionConfig
 from robust_attention.study import report
 from robust_attention.study.grid import Cell
-from robust_attention.study.run import run_vision
+from robust_attention.study.run import run_cells
+from robust_attention.study.studies import VISION
 from robust_attention.study.vision import images_of, load_model
 
 NAMES = {"vit": "softmax", "kde": "KDE", "rkde-huber": "RKDE", "spkde": "SPKDE", "mom": "MoM"}
@@ -62,7 +63,7 @@ def run(cells: list[Cell], out: Path, console: Console, *, jobs: int | None = No
         f"{len(cells)} twins, equal but for their attention, learn digits of {config.model.num_patches} patches; "
         "then digits that they have not seen are spoilt and attacked."
     )
-    failed = run_vision(cells, out, console, device=torch.device("cpu"), jobs=jobs or os.cpu_count() or 1)
+    failed = run_cells(VISION, cells, out, console, device=torch.device("cpu"), jobs=jobs or os.cpu_count() or 1)
     if failed:
         raise ValueError(f"every cell must end, but {', '.join(failed)} failed; cells*.jsonl in {out} says how")
     record = collect(out, cells)

@@ -18,8 +18,9 @@ from robust_attention.recipes import han2023_vision as recipes
 from robust_attention.recipes.vision import VisionConfig, classes
 from robust_attention.study import store
 from robust_attention.study.cost import images_per_second
-from robust_attention.study.run import settings_of, vision_cells
+from robust_attention.study.run import settings_of
 from robust_attention.study.sets import load_sets
+from robust_attention.study.studies import VISION
 from robust_attention.study.vision import build, load_model, trained
 
 TINY = {
@@ -150,12 +151,12 @@ def test_a_run_of_other_settings_is_refused(out: Path) -> None:
 
 
 def test_grids_of_every_scale() -> None:
-    assert len(vision_cells("smoke")) == 10
-    lab = vision_cells("lab", root="data")
+    assert len(VISION.cells("smoke")) == 10
+    lab = VISION.cells("lab", root="data")
     assert len(lab) == 2 * 3 * 10
     assert lab[0].config.data.root == os.path.join("data", "cifar10")
     assert len({cell.name for cell in lab}) == len(lab)
-    (cell,) = vision_cells("paper", root="data", rows=("spkde",))
+    (cell,) = VISION.cells("paper", root="data", rows=("spkde",))
     assert cell.config.method == ra.SPKDE(beta=1.4)
     assert cell.config.fit.epochs == 300
 

@@ -5,6 +5,7 @@ from typing import Any
 
 COLOURS = {
     "vit": "#555555",
+    "transformer": "#555555",
     "deit": "#999999",
     "rvt": "#bbbbbb",
     "fourierformer": "#cc79a7",
@@ -28,7 +29,7 @@ def draw(report: dict[str, Any], out: Path) -> list[Path]:
     for data, part in report["data"].items():
         for name, curves, label in (
             ("attacks", part["eps_curves"], "eps · 255"),
-            ("contamination", part["share_curves"], "patches overwritten, %"),
+            ("contamination", part["share_curves"], report["labels"]["share"]),
         ):
             if curves:
                 made.append(_curves(report, data, curves, label, out / f"{data}-{name}.png"))
@@ -56,7 +57,8 @@ def _curves(report: dict[str, Any], data: str, curves: dict[str, Any], label: st
     axes[0][0].set_ylabel("right, %")
     handles, names = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle(f"{data}: mean over seeds, 95 % interval over seeds and images", fontsize=12)
+    over = report["labels"]["examples"]
+    figure.suptitle(f"{data}: mean over seeds, 95 % interval over seeds and {over}", fontsize=12)
     return _save(figure, path)
 
 
@@ -115,6 +117,15 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
+def texts(report: dict[str, Any]) -> dict[str, str]:
+    """File name -> content, for whichever study the report is of."""
+    if report["study"] == "timeseries":
+        from robust_attention.plots import series
+
+        return {"report.md": series.markdown(report)}
+    return {"report.md": markdown(report), "ledger.md": ledger(report)}
+
+
 def markdown(report: dict[str, Any]) -> str:
     """Every table of the report, with what its marks mean."""
     parts = [f"# {report['title']}\n", report["about"], ""]
@@ -122,14 +133,14 @@ def markdown(report: dict[str, Any]) -> str:
         parts.append(f"## {data}\n")
         for name, table in part["tables"].items():
             if table["rows"]:
-                parts += [f"### {name}\n", _table(report, table), ""]
+                parts += [f"### {name}\n", table_lines(report, table), ""]
     parts += ["## How to read it\n", *(f"- {note}" for note in report["notes"]), ""]
     if report["failed_runs"]:
         parts += ["## Runs that failed\n", *(f"- `{run['cell']}`: {run['error']}" for run in report["failed_runs"]), ""]
     return "\n".join(parts)
 
 
-def _table(report: dict[str, Any], table: dict[str, Any]) -> str:
+def table_lines(report: dict[str, Any], table: dict[str, Any]) -> str:
     head = ["", *table["columns"]]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(table["columns"])]
     for row in table["rows"]:

@@ -6,6 +6,7 @@ These rows give the weights kernels of their own, narrower for keys than for val
 
 import math
 from dataclasses import replace
+from typing import TypeVar
 
 import robust_attention as ra
 from robust_attention.recipes.vision import VisionConfig
@@ -16,36 +17,39 @@ VALUE_RATIO = 64.0
 """σ² of the values' part over that of the keys' part."""
 
 
-def widths(base: VisionConfig, share: float = KEY_SHARE, ratio: float = VALUE_RATIO) -> dict[str, float]:
-    """The two bandwidths for the width of this model's heads."""
+M = TypeVar("M", ra.RKDE, ra.SPKDE)
+
+
+def narrow(method: M, base: VisionConfig, share: float = KEY_SHARE, ratio: float = VALUE_RATIO) -> M:
+    """The method with these bandwidths for the weights, for the width of this model's heads."""
     variance = share * math.sqrt(base.model.dim / base.model.num_heads)
-    return {"weight_bandwidth": math.sqrt(variance), "value_bandwidth": math.sqrt(ratio * variance)}
+    return replace(method, weight_bandwidth=math.sqrt(variance), value_bandwidth=math.sqrt(ratio * variance))
 
 
 def spkde_narrow(base: VisionConfig) -> VisionConfig:
-    return replace(base, row="spkde-narrow", method=ra.SPKDE(beta=1.4, **widths(base)))
+    return replace(base, row="spkde-narrow", method=narrow(ra.SPKDE(beta=1.4), base))
 
 
 def spkde_mild(base: VisionConfig) -> VisionConfig:
     """A smaller β keeps more keys."""
-    return replace(base, row="spkde-mild", method=ra.SPKDE(beta=1.15, **widths(base)))
+    return replace(base, row="spkde-mild", method=narrow(ra.SPKDE(beta=1.15), base))
 
 
 def spkde_first(base: VisionConfig) -> VisionConfig:
     """Robust weights where patches enter, plain kernels above."""
-    first = ra.SPKDE(beta=1.4, **widths(base))
+    first = narrow(ra.SPKDE(beta=1.4), base)
     return replace(base, row="spkde-first", method=(first, *[ra.KDE()] * (base.model.depth - 1)))
 
 
 def spkde_first_softmax(base: VisionConfig) -> VisionConfig:
     """Robust weights where patches enter, softmax above."""
-    first = ra.SPKDE(beta=1.4, **widths(base))
+    first = narrow(ra.SPKDE(beta=1.4), base)
     return replace(base, row="spkde-first-softmax", method=(first, *[ra.Softmax()] * (base.model.depth - 1)))
 
 
 def rkde_narrow(base: VisionConfig) -> VisionConfig:
     """A redescending loss, three sweeps."""
-    return replace(base, row="rkde-narrow", method=ra.RKDE(loss=ra.Tukey(a=1.0), sweeps=3, **widths(base)))
+    return replace(base, row="rkde-narrow", method=narrow(ra.RKDE(loss=ra.Tukey(a=1.0), sweeps=3), base))
 
 
 def mom_partition(base: VisionConfig) -> VisionConfig:

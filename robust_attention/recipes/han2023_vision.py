@@ -6,6 +6,7 @@ Tables 2 and 3 turns it into that row's. A cell of the study is row(scale(seed))
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import robust_attention as ra
 from robust_attention.data.augment import Augment, light
@@ -87,6 +88,11 @@ ROWS: dict[str, tuple[str, Row]] = {
 """Short name → the paper's name and the recipe. KDE is not a row of the paper."""
 
 
+def _folder(root: str, name: str) -> str:
+    """The folder of one image set in the folder that holds them all."""
+    return str(Path(root) / name) if root else ""
+
+
 def digits_smoke(seed: int, root: str = "") -> VisionConfig:
     """The embedded digits in 16 patches: the whole pipeline, every row of it, in minutes on a laptop."""
     return VisionConfig(
@@ -128,7 +134,7 @@ def cifar10_lab(seed: int, root: str) -> VisionConfig:
     return VisionConfig(
         row="vit",
         seed=seed,
-        data=DataConfig(name="cifar10", root=root, size=32, validation=0.1),
+        data=DataConfig(name="cifar10", root=_folder(root, "cifar10"), size=32, validation=0.1),
         model=vit_lab(
             image_size=32, patch_size=4, num_classes=10, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262)
         ),
@@ -144,7 +150,7 @@ def tiny_imagenet_lab(seed: int, root: str) -> VisionConfig:
     """Tiny-ImageNet (40,000 training images at hand) on one GPU: patches of 8, 60 epochs."""
     return replace(
         cifar10_lab(seed, root),
-        data=DataConfig(name="tiny-imagenet", root=root, size=64, validation=0.1),
+        data=DataConfig(name="tiny-imagenet", root=_folder(root, "tiny-imagenet"), size=64, validation=0.1),
         model=vit_lab(
             image_size=64, patch_size=8, num_classes=200, mean=(0.480, 0.448, 0.398), std=(0.277, 0.269, 0.282)
         ),
@@ -173,7 +179,7 @@ def imagenet_paper(seed: int, root: str) -> VisionConfig:
     return VisionConfig(
         row="vit",
         seed=seed,
-        data=DataConfig(name="imagenet", root=root, size=224, validation=0.01),
+        data=DataConfig(name="imagenet", root=_folder(root, "imagenet"), size=224, validation=0.01),
         model=vit_tiny(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), drop_path=0.1),
         augment=deit_augment(),
         fit=FitConfig(

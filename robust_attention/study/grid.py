@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from queue import Empty
 from typing import Any, NamedTuple
 
 import torch
@@ -96,7 +95,7 @@ def run_grid(
             keep(cell, _one(study, cell, work, out, device, tell))
         return failed
     context = get_context("spawn")
-    news = context.Queue()
+    news = context.SimpleQueue()  # whose put returns once the line is there: nothing is lost when a process ends
     with _stoppable(), ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(news,)) as pool:
         futures: dict[Future[dict[str, Any]], Cell] = {
             pool.submit(_one_of_pool, study, cell, work, out, device): cell for cell in mine
@@ -174,8 +173,5 @@ def _one_of_pool(study: str, cell: Cell, work: Work, out: Path, device: torch.de
 
 
 def _pass_on(news: Any, tell: Tell) -> None:
-    while True:
-        try:
-            tell(news.get_nowait())
-        except Empty:
-            return
+    while not news.empty():
+        tell(news.get())

@@ -4,9 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from robust_attention.recipes import family
 from robust_attention.recipes import han2023_tables as paper
-from robust_attention.recipes.han2023_vision import ROWS
 from robust_attention.study import store
 from robust_attention.study.report import (
     CONTAMINATION,
@@ -24,6 +22,7 @@ from robust_attention.study.report import (
     verdict,
     with_derived,
 )
+from robust_attention.study.studies import VISION
 
 TWIN = "vit"
 ALL = "all attacks"
@@ -33,13 +32,14 @@ CLEAN = Column("accuracy", "clean")
 def vision_report(out: Path) -> dict[str, Any]:
     """Everything that `plots.study` draws, from the cells in `out`."""
     results = with_derived(load(out), TWIN)
-    names = {row: label for row, (label, _) in (ROWS | family.ROWS).items()}
+    names = dict(VISION.labels)
     for row in dict.fromkeys(row for data in results.data for row in results.rows(data)):
         base, comma, variant = row.partition(", ")
         names.setdefault(row, names.get(base, base) + comma + variant)
     records = store.read(store.result_files(out))
     return {
         "title": "Vision study",
+        "labels": {"share": "patches overwritten, %", "examples": "images"},
         "about": _about(results),
         "names": names,
         "data": {data: _of_data(results, data) for data in results.data},

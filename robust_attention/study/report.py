@@ -98,7 +98,7 @@ def load(out: Path, only: Collection[str] | None = None) -> Results:
     """The results in a folder or file; of the cells in `only`, if given."""
     files = store.result_files(out)
     if not files:
-        raise ValueError(f"--out must hold cells*.jsonl of a study, got {out}; run robust-attention study vision first")
+        raise ValueError(f"--out must hold cells*.jsonl of a study, got {out}; run robust-attention study NAME first")
     results = Results(record for record in store.read(files) if only is None or record["cell"] in only)
     if not results.records:
         raise ValueError(f"some cell must be done to be reported, got none in {out}; its lines say what failed")

@@ -37,6 +37,7 @@ def series_report(out: Path) -> dict[str, Any]:
     records = store.read(store.result_files(out))
     return {
         "title": "Time-series study",
+        "labels": {"share": "contaminated, %", "examples": "series"},
         "about": _about(results),
         "names": names,
         "data": {data: _of_problem(results, data) for data in results.data},
