@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,25 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder: whoever comes second finds the work done.
+
+    The processes of one torchrun belong together, and none of them waits.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on Windows, where two processes may do the same work twice
+        yield
+        return
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)

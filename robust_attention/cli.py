@@ -127,6 +127,12 @@ study_vision = _study(
     "(CIFAR-10 and Tiny-ImageNet, one GPU) or paper (ImageNet, four GPUs or more, started by torchrun; its cost is "
     "printed first).",
 )
+study_language = _study(
+    "language",
+    "Train every row of the paper's language tables, swap words, and split the loss into swapped and clean words.",
+    "smoke (a generated text, CPU, minutes), lab (25 M words of Wikipedia, WikiText-103's valid and test, one GPU) or "
+    "paper (WikiText-103, four GPUs or more, started by torchrun; its cost is printed first).",
+)
 study_timeseries = _study(
     "timeseries",
     "Train every row of the paper's time-series table, contaminate the series, and write tables and ranks.",
@@ -309,13 +315,64 @@ def bench(*, scale: str = "auto", out: Path = Path("out/bench")) -> None:
     print(*plots.draw(record, out), out / "bench.md", sep="\n")
 
 
+def generate(
+    folder: Path,
+    prompt: str = "",
+    *,
+    number: int = 100,
+    temperature: float = 1.0,
+    top_k: int = 40,
+    seed: int = 0,
+) -> None:
+    """Continue a text by a model that the language study trained.
+
+    Parameters
+    ----------
+    folder
+        A run of the study: RESULTS/runs/DATA/ROW/SEED.
+    prompt
+        Words to go on from.
+    number
+        Words to add.
+    temperature
+        Below 1 likely words become likelier; 0 takes the likeliest.
+    top_k
+        Words that are considered each time; 0 means all.
+    seed
+        Equal seeds give equal texts.
+    """
+    from robust_attention.study.language import generate_text
+
+    print(generate_text(folder, prompt, number=number, temperature=temperature, top_k=top_k or None, seed=seed))
+
+
+def classify(folder: Path, file: Path) -> None:
+    """Name the class of each series of a .ts file by a model that the time-series study trained.
+
+    Parameters
+    ----------
+    folder
+        A run of the study: RESULTS/runs/PROBLEM/ROW/SEED.
+    file
+        A .ts file of the same problem.
+    """
+    from robust_attention.study.series import classify as guesses
+
+    for number, guess in enumerate(guesses(folder, file), 1):
+        truth = "" if guess.truth is None else f", labelled {guess.truth}"
+        print(f"{number:6}  {guess.name} ({guess.share:.0%}){truth}")
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench,
+    "classify": classify,
     "demo": demo,
     "explain": explain,
     "figure density": figure_density,
     "figure methods": figure_methods,
+    "generate": generate,
     "methods": methods,
+    "study language": study_language,
     "study report": study_report,
     "study timeseries": study_timeseries,
     "study vision": study_vision,

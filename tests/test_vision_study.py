@@ -181,11 +181,11 @@ def test_wrong_arguments_fail_clearly(arguments: tuple[str, ...], message: str, 
 
 def test_a_scale_without_its_data_says_so(tmp_path: Path) -> None:
     only = ("--rows", "vit", "--seeds", "1", "--data", "cifar10", "--device", "cpu", "--jobs", "1")
-    assert "1 cells failed: cifar10/vit/0" in str(
-        run("study", "vision", "--scale", "lab", "--out", str(tmp_path), *only)
-    )
+    command = ("study", "vision", "--scale", "lab", "--out", str(tmp_path), *only)
+    assert "--root must be the folder that holds the data of scale 'lab', got none" in str(run(*command))
+    assert "1 cells failed: cifar10/vit/0" in str(run(*command, "--root", str(tmp_path)))
     (record,) = store.read(store.result_files(tmp_path))
-    assert "must be the folder of cifar10, got nothing; pass --root FOLDER" in record["error"]
+    assert "cifar10 must hold cifar-10-batches-bin/" in record["error"]
 
 
 def test_settings_come_from_files_and_the_command_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 # The quantile of the normal distribution that leaves 2.5 % on either side.
@@ -92,14 +93,15 @@ def mean_interval(results: Sequence[Sequence[float]]) -> Estimate:
     if variance == 0:
         return Estimate(mean, mean, mean)
     freedom = variance**2 / sum(term**2 / max(1, degrees) for term, degrees in terms)
-    half = student_quantile(min(max(1.0, freedom), 1000.0)) * math.sqrt(variance)
+    half = student_quantile(round(min(max(1.0, freedom), 1000.0), 3)) * math.sqrt(variance)
     return Estimate(mean, mean - half, mean + half)
 
 
+@lru_cache(maxsize=4096)
 def student_quantile(freedom: float) -> float:
     """The number that Student's t of so many degrees of freedom, 1 to 1000, exceeds with probability 2.5 %."""
     low, high = 0.0, 700.0
-    for _ in range(80):
+    for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if _student_tail(middle, freedom) > 0.025 else (low, middle)
     return (low + high) / 2

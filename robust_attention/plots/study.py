@@ -144,26 +144,27 @@ def table_lines(report: dict[str, Any], table: dict[str, Any]) -> str:
     head = ["", *table["columns"]]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(table["columns"])]
     for row in table["rows"]:
-        cells = [_cell(row["cells"].get(column)) for column in table["columns"]]
+        cells = [_cell(row["cells"].get(column), table.get("unit", "per cent")) for column in table["columns"]]
         lines.append(f"| {report['names'].get(row['row'], row['row'])} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(cell: dict[str, Any] | None) -> str:
+def _cell(cell: dict[str, Any] | None, unit: str) -> str:
+    """A mean, half its interval, and its marks; shares in per cent, losses in nats."""
     if cell is None:
         return ""
+    scale, digits = (100, 1) if unit == "per cent" else (1, 3)
     marks = {"better": " ▲", "worse": " ▼"}.get(cell["verdict"] or "", "") + (" †" if cell["failed"] else "")
-    if cell["low"] is None:
-        return f"{100 * cell['mean']:.1f}{marks}"
-    return f"{100 * cell['mean']:.1f} ± {50 * (cell['high'] - cell['low']):.1f}{marks}"
+    half = "" if cell["low"] is None else f" ± {scale * (cell['high'] - cell['low']) / 2:.{digits}f}"
+    return f"{scale * cell['mean']:.{digits}f}{half}{marks}"
 
 
 def ledger(report: dict[str, Any]) -> str:
     """The paper's number, ours, and what may be concluded, row by row."""
     parts = ["# Ledger\n", report["ledger"]["about"], ""]
+    heads = report["ledger"]["heads"]
     for table in report["ledger"]["tables"]:
-        parts += [f"## {table['title']}\n", "| row | paper | paper − ViT | ours | ours − ViT | what may be concluded |"]
-        parts.append("| --- | ---: | ---: | ---: | ---: | --- |")
+        parts += [f"## {table['title']}\n", f"| {' | '.join(heads)} |", "| --- | ---: | ---: | ---: | ---: | --- |"]
         for line in table["lines"]:
             cells = [
                 line["name"],

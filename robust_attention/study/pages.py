@@ -1,6 +1,5 @@
 """The vision study's report: its tables, its curves and the ledger beside the paper, as one JSON."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ from robust_attention.study.report import (
     Column,
     Entry,
     Results,
+    about,
     conditions,
     entry,
+    failed_runs,
     load,
     name_of,
     table,
@@ -36,15 +37,18 @@ def vision_report(out: Path) -> dict[str, Any]:
     for row in dict.fromkeys(row for data in results.data for row in results.rows(data)):
         base, comma, variant = row.partition(", ")
         names.setdefault(row, names.get(base, base) + comma + variant)
-    records = store.read(store.result_files(out))
     return {
         "title": "Vision study",
         "labels": {"share": "patches overwritten, %", "examples": "images"},
-        "about": _about(results),
+        "about": about(results),
         "names": names,
         "data": {data: _of_data(results, data) for data in results.data},
-        "ledger": {"about": _LEDGER, "tables": [_ledger(results, data, names) for data in results.data]},
-        "failed_runs": [{"cell": r["cell"], "error": r["error"]} for r in records if r["status"] == "failed"],
+        "ledger": {
+            "about": _LEDGER,
+            "heads": _HEADS,
+            "tables": [_ledger(results, data, names) for data in results.data],
+        },
+        "failed_runs": failed_runs(store.read(store.result_files(out))),
         "notes": list(_NOTES),
     }
 
@@ -61,24 +65,12 @@ _NOTES = (
     "eps is in units of images in [0, 1]; columns marked (paper) use the published tables' protocol instead.",
 )
 
+_HEADS = ["row", "paper", "paper − ViT", "ours", "ours − ViT", "what may be concluded"]
 _LEDGER = (
     "The paper's models learnt ImageNet at 224 pixels; ours learnt small images at lab scale, so numbers stand beside "
     "each other and are not comparable. What can be compared is the sign of a row's difference to its plain twin. "
     "The paper gives no intervals; two published logs of one method differ by 0.7 points."
 )
-
-
-def _about(results: Results) -> str:
-    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for record in results.records:
-        seeds[record["data"], record["row"]].add(record["seed"])
-    hardware = sorted({record["hardware"] for record in results.records})
-    commits = sorted({str(record["commit"]) for record in results.records})
-    number = [len(of) for of in seeds.values()]
-    return (
-        f"{len(results.records)} cells, {min(number)} to {max(number)} seeds a row, on {', '.join(hardware)}; "
-        f"commits {', '.join(commits)}."
-    )
 
 
 def _of_data(results: Results, data: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Results:
                 m = Measurement.from_dict(stored)
                 condition, row = variant_of(m.condition, record["row"])
                 column = Column(m.metric, condition, m.protocol)
-                examples = [m.value] if m.right is None else unpack(m.right).tolist()
+                examples = _examples(m, record.get("blocks", {}))
                 result = Result(m.value, m.n, examples, m.settings, m.failed)
                 self.by_key[record["data"], row, column][record["seed"]] = result
 
@@ -69,6 +69,13 @@ class Results:
 
     def of(self, data: str, row: str, column: Column) -> dict[int, Result]:
         return self.by_key.get((data, row, column), {})
+
+
+def _examples(m: Measurement, blocks: dict[str, list[float]]) -> list[float]:
+    """What the paired tests range over: examples, means over runs of them, or the one number that there is."""
+    if m.right is not None:
+        return unpack(m.right).tolist()
+    return blocks.get(m.condition) or [m.value]
 
 
 class Entry(NamedTuple):
@@ -105,6 +112,25 @@ def load(out: Path, only: Collection[str] | None = None) -> Results:
     return results
 
 
+def about(results: Results) -> str:
+    """How many cells on what, in a sentence."""
+    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for record in results.records:
+        seeds[record["data"], record["row"]].add(record["seed"])
+    number = [len(of) for of in seeds.values()]
+    hardware = sorted({record["hardware"] for record in results.records})
+    commits = sorted({str(record["commit"]) for record in results.records})
+    return (
+        f"{len(results.records)} cells, {min(number)} to {max(number)} seeds a row, on {', '.join(hardware)}; "
+        f"commits {', '.join(commits)}."
+    )
+
+
+def failed_runs(records: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
+    """Cells without a result, and why."""
+    return [{"cell": r["cell"], "error": r["error"]} for r in records if r["status"] == "failed"]
+
+
 def entry(results: Results, data: str, row: str, column: Column, twin: str) -> Entry | None:
     """A row's number in one column, compared with its twin's seed by seed and example by example."""
     found, other = results.of(data, row, column), results.of(data, twin, column)
@@ -120,6 +146,9 @@ def entry(results: Results, data: str, row: str, column: Column, twin: str) -> E
         p = sign_flip_p([math.fsum(each) / len(both) for each in zip(*differences, strict=True)])
     number = next(iter(found.values())).n
     estimate = mean_interval(rows)
+    # Runs of words may differ in length: the mean is that of the words, the interval's width that of the runs.
+    shift = math.fsum(result.value for result in found.values()) / len(found) - estimate.mean
+    estimate = Estimate(*(number + shift for number in estimate))
     if column.metric in SHARES:  # an interval of a share ends where shares do
         estimate = Estimate(estimate.mean, max(0.0, estimate.low), min(1.0, estimate.high))
     return Entry(estimate, len(found), number, failed, gain, len(both), len(rows[0]) == 1, p)
@@ -168,7 +197,7 @@ def verdict(gain: Estimate | None, p: float | None, column: Column) -> str | Non
     return "better" if (gain.mean > 0) != (column.metric in LOWER_IS_BETTER) else "worse"
 
 
-LOWER_IS_BETTER = {"mce", "error"}
+LOWER_IS_BETTER = {"mce", "error", "loss"}
 SHARES = {"accuracy", "top5", "error"}
 
 
@@ -246,5 +275,5 @@ def _minus(left: list[float], right: list[float]) -> list[float]:
 
 def name_of(column: Column) -> str:
     """How a column is headed."""
-    plain = column.condition if column.metric == "accuracy" else f"{column.condition}, {column.metric}"
+    plain = column.condition if column.metric in ("accuracy", "loss") else f"{column.condition}, {column.metric}"
     return plain if column.protocol == "pixel" else f"{plain} ({column.protocol})"

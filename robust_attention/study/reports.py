@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from robust_attention.study import store
+from robust_attention.study.language_pages import language_report
 from robust_attention.study.pages import vision_report
 from robust_attention.study.series_pages import series_report
 
-REPORTS = {"vision": vision_report, "timeseries": series_report}
+REPORTS = {"language": language_report, "vision": vision_report, "timeseries": series_report}
 
 
 def study_report(out: Path) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from robust_attention.study.report import (
     Column,
     Entry,
     Results,
+    about,
     conditions,
     entry,
+    failed_runs,
     load,
     name_of,
     table,
@@ -34,16 +36,15 @@ def series_report(out: Path) -> dict[str, Any]:
     """Everything that tables and figures show, from the cells in `out`."""
     results = with_derived(load(out), TWIN)
     names = {row: label for row, (label, _) in ROWS.items()}
-    records = store.read(store.result_files(out))
     return {
         "title": "Time-series study",
         "labels": {"share": "contaminated, %", "examples": "series"},
-        "about": _about(results),
+        "about": about(results),
         "names": names,
         "data": {data: _of_problem(results, data) for data in results.data},
         "ranks": [ranks for column in (CLEAN, BEST, CONTAMINATION) if (ranks := _ranks(results, column))],
         "ledger": [line for data in results.data for line in _ledger(results, data)],
-        "failed_runs": [{"cell": r["cell"], "error": r["error"]} for r in records if r["status"] == "failed"],
+        "failed_runs": failed_runs(store.read(store.result_files(out))),
         "notes": list(_NOTES),
     }
 
@@ -59,19 +60,6 @@ _NOTES = (
     "Mean ranks count from 1, the best; two rows differ at the level of 5 % where their mean ranks are further apart "
     "than the critical difference (Nemenyi).",
 )
-
-
-def _about(results: Results) -> str:
-    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for record in results.records:
-        seeds[record["data"], record["row"]].add(record["seed"])
-    number = [len(of) for of in seeds.values()]
-    hardware = sorted({record["hardware"] for record in results.records})
-    commits = sorted({str(record["commit"]) for record in results.records})
-    return (
-        f"{len(results.records)} cells, {min(number)} to {max(number)} seeds a row, on {', '.join(hardware)}; "
-        f"commits {', '.join(commits)}."
-    )
 
 
 def _of_problem(results: Results, data: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from robust_attention.recipes import family, han2023_series, han2023_vision, ser
 from robust_attention.study import cost
 from robust_attention.study import series as series_study
 from robust_attention.study import vision as vision_study
+from robust_attention.study.language_run import LANGUAGE
 from robust_attention.study.run import Study
 
 VISION = Study(
@@ -26,4 +27,4 @@ TIMESERIES = Study(
     work=series_study.run_cell,
     under_torchrun=False,
 )
-STUDIES = {study.name: study for study in (VISION, TIMESERIES)}
+STUDIES = {study.name: study for study in (LANGUAGE, TIMESERIES, VISION)}

@@ -10,11 +10,11 @@ import torch
 from torch import distributed as dist
 
 from robust_attention._config import digest
+from robust_attention._files import alone
 from robust_attention.data.sentences import paragraphs
 from robust_attention.data.text import Coder, Subwords, Vocabulary, load_coder, read_lines
 from robust_attention.data.tokens import Tokens, tokenise, tokenised
 from robust_attention.recipes.language import TextData
-from robust_attention.study.vision import _alone
 
 T = TypeVar("T")
 
@@ -36,11 +36,11 @@ def load_texts(config: TextData, cache: Path) -> Texts:
         if not getattr(config, name):
             raise ValueError(f"data.{name} must name a file in data.root, got nothing; set it")
     if not config.root:
-        raise ValueError(f"data.root must be the folder of {config.train}, got nothing; pass --data-root FOLDER")
+        raise ValueError(f"data.root must be the folder of {config.train}, got nothing; pass --root FOLDER")
 
     def make() -> Texts:
         cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache):
+        with alone(cache):
             root = Path(config.root)
             coder = _coder(config, root, cache)
             parts = (root / config.train, root / config.valid, root / config.test)

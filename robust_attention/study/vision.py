@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 import robust_attention as ra
 from robust_attention._config import describe, digest, rebuild
-from robust_attention._files import write_json
+from robust_attention._files import alone, write_json
 from robust_attention._seeds import mix
 from robust_attention.data.augment import AugmentedExamples
 from robust_attention.data.corruptions import Corrupted
@@ -79,7 +78,7 @@ def trained(
 ) -> tuple[ViT, dict[str, Any]]:
     """The trained model, from `folder` if it is there, and how its training went."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
         _keep_config(config, folder)
         loss = cross_entropy_loss()
         if config.teacher is not None:
@@ -207,25 +206,6 @@ def _kept(path: Path, config: VisionConfig, measure: Callable[[], list[Measureme
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"digest": key, "measurements": [m.to_dict() for m in found]})
     return found
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder: whoever comes second finds the work done."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows, where two cells at once may train the same twin twice
-        yield
-        return
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        yield  # all processes of one training belong in there
-        return
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Module:
