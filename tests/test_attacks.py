@@ -1,7 +1,10 @@
 """Attacks: they climb, they stay where they must, and they leave no trace."""
 
+import importlib
+import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -10,11 +13,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from robust_attention.attacks._gradient import Logits, loss_gradient
+from robust_attention.attacks._gradient import Logits, Loss, loss_gradient, losses
 from robust_attention.attacks.fgsm import fgsm
 from robust_attention.attacks.pgd import pgd
+from robust_attention.attacks.random_search import random_search
 
 Attack = Callable[..., Tensor]
+LOSSES: tuple[Loss, ...] = ("ce", "margin")
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -163,7 +168,7 @@ def test_loss_keeps_the_precision_of_the_images() -> None:
     images, model = images_of().double(), mlp().double()
     loss, gradient = loss_gradient(model, images, LABELS, 1)
     assert gradient.dtype == torch.float64
-    torch.testing.assert_close(loss, loss_of(model, images), rtol=1e-12, atol=0)
+    torch.testing.assert_close(loss, loss_of(model, images), rtol=1e-12, atol=1e-15)
 
 
 @both
@@ -210,6 +215,199 @@ def test_attack_on_no_images_gives_none(attack: Attack) -> None:
     assert attack(mlp(), images_of()[:0], LABELS[:0], eps=0.1).shape == (0, 1, 4, 4)
 
 
+def trained(classes: int = 4, channels: int = 1) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A smooth model that has learnt noisy patterns, and 200 images that it has not seen."""
+    patterns = torch.rand(classes, channels, 4, 4, generator=seeded(7))
+    labels = torch.arange(600) % classes
+    noise = torch.randn(600, channels, 4, 4, generator=seeded(8))
+    images = (patterns[labels] + 0.35 * noise).clamp(0, 1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(channels * 16, 32), nn.Tanh(), nn.Linear(32, classes))
+    with torch.no_grad():
+        for place, parameter in enumerate(model.parameters()):
+            parameter.normal_(std=0.2, generator=seeded(place))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[:400]), labels[:400]).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model.eval(), images[400:], labels[400:]
+
+
+def accuracy(model: Logits, images: Tensor, labels: Tensor) -> float:
+    with torch.no_grad():
+        return (model(images).argmax(dim=1) == labels).float().mean().item()
+
+
+def library() -> Any:
+    """foolbox, or a skip; what it imports from SciPy is deprecated, and says so."""
+    if find_spec("foolbox") is None:
+        pytest.skip("the oracle of this test, foolbox, is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("foolbox")
+
+
+@pytest.mark.parametrize("eps", [0.02, 0.1])
+def test_attack_equals_a_library(eps: float) -> None:
+    foolbox = library()
+    model, images, labels = trained()
+    wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+
+    class SameStart(foolbox.attacks.LinfPGD):  # type: ignore[misc]
+        def get_random_start(self, x0: Any, epsilon: float) -> Any:
+            noise = torch.rand(images.shape, generator=seeded()) * 2 - 1
+            return type(x0)(x0.raw + epsilon * noise)
+
+    attacks = {
+        "fgsm": (foolbox.attacks.LinfFastGradientAttack(), fgsm(model, images, labels, eps=eps)),
+        "pgd": (
+            SameStart(abs_stepsize=0.15 * eps, steps=20, random_start=True),
+            run_pgd(model, images, labels, eps=eps, keep="last"),
+        ),
+    }
+    for oracle, found in attacks.values():
+        wanted, _, fooled = oracle(wrapped, images, labels, epsilons=eps)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+        assert accuracy(model, found, labels) == (~fooled).float().mean().item()
+        assert accuracy(model, found, labels) < accuracy(model, images, labels)
+
+
+@both
+@pytest.mark.parametrize("eps", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_attack_leaves_a_linear_model_its_closed_form(attack: Attack, eps: float, loss: str) -> None:
+    # Far enough from 0 and 1 that nothing is clipped: the margin falls by eps times the 1-norm of the weights.
+    images = torch.rand(300, 1, 4, 4, generator=seeded(1)) * 0.1 + 0.45
+    weight, labels = torch.randn(2, 16, generator=seeded(3)) * 0.3, torch.arange(300) % 2
+    towards = weight[1] - weight[0]
+    sign = 2.0 * labels - 1
+    images = images + (0.25 * sign[:, None] * towards.sign() * torch.rand(300, 16, generator=seeded(5))).reshape_as(
+        images
+    )
+    images = images.clamp(0.4, 0.6)
+    margin = sign * (images.flatten(1) @ towards - 0.5 * towards.sum())
+    wanted = (margin - eps * towards.abs().sum() > 0).float().mean().item()
+    model: Logits = lambda x: (x - 0.5).flatten(1) @ weight.T  # noqa: E731
+    found = attack(model, images, labels, eps=eps, loss=loss)
+    assert accuracy(model, found, labels) == wanted
+
+
+def test_pgd_at_eps_one_leaves_nothing() -> None:
+    model, images, labels = trained()
+    assert accuracy(model, images, labels) > 0.9
+    assert accuracy(model, run_pgd(model, images, labels, eps=1.0), labels) <= 0.01
+
+
+def test_fgsm_raises_the_margin_where_asked() -> None:
+    model, images, labels = trained()
+    by_loss = {loss: fgsm(model, images, labels, eps=0.05, loss=loss) for loss in LOSSES}
+    margin = {loss: losses(model(found).detach(), labels, "margin").mean() for loss, found in by_loss.items()}
+    assert margin["margin"] > margin["ce"]
+
+
+def test_pgd_keeps_the_largest_margin_where_asked() -> None:
+    visits = Visits(mlp())
+    found = run_pgd(visits, images_of(), LABELS, eps=0.5, steps=7, step_size=0.8, loss="margin")
+    margin = torch.stack([losses(visits.model(at).detach(), LABELS, "margin") for at in visits.images])
+    assert torch.equal(found, torch.stack(visits.images)[margin.argmax(dim=0), torch.arange(8)])
+    assert (margin.argmax(dim=0) < 7).any()
+
+
+def test_losses_equal_their_definitions() -> None:
+    logits = torch.randn(50, 5, generator=seeded(), dtype=torch.float64) * 5
+    labels = torch.arange(50) % 5
+    torch.testing.assert_close(losses(logits, labels, "ce"), F.cross_entropy(logits, labels, reduction="none"))
+    margin = [max(z[j] for j in range(5) if j != y) - z[y] for z, y in zip(logits, labels, strict=True)]
+    torch.testing.assert_close(losses(logits, labels, "margin"), torch.stack(margin))
+
+
+def test_gradient_of_a_confident_model_keeps_the_label() -> None:
+    # In float32 the probability of the label is exactly 1 here, and its distance from 1 exactly 0.
+    logits = torch.tensor([[40.0, 0.0, 1.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(losses(logits, torch.tensor([0]), "ce").sum(), logits)
+    assert gradient[0, 0] < 0
+    torch.testing.assert_close(gradient.sum(), torch.zeros(()), rtol=0, atol=1e-23)
+
+
+def test_more_restarts_are_at_least_as_strong() -> None:
+    model, images = mlp(), images_of()
+    one, four = (run_pgd(model, images, LABELS, eps=0.5, steps=3, restarts=number) for number in (1, 4))
+    assert (loss_of(model, four) >= loss_of(model, one)).all()
+    assert (loss_of(model, four) > loss_of(model, one)).any()
+
+
+def test_pgd_keeps_the_last_point_if_asked() -> None:
+    visits = Visits(mlp())
+    found = run_pgd(visits, images_of(), LABELS, eps=0.5, steps=7, step_size=0.8, keep="last")
+    assert torch.equal(found, visits.images[-1])
+
+
+@both
+def test_radius_may_differ_by_channel(attack: Attack) -> None:
+    model, images, labels = trained(channels=3)
+    radius = torch.tensor([0.0, 0.01, 0.1])
+    found = attack(model, images, labels, eps=radius)
+    distance = (found - images).abs().amax((0, 2, 3))
+    torch.testing.assert_close(distance, radius)
+    same = attack(model, images, labels, eps=torch.full((3,), 0.1))
+    assert torch.equal(same, attack(model, images, labels, eps=0.1))
+
+
+@both
+def test_attack_without_clipping_leaves_the_range_but_not_the_ball(attack: Attack) -> None:
+    images = images_of()
+    found = attack(mlp(), images, LABELS, eps=0.1, clip=False)
+    assert found.min() < 0
+    assert found.max() > 1
+    assert (found - images).abs().max() <= 0.1 + 1e-6
+
+
+def test_start_of_an_image_does_not_depend_on_its_batch() -> None:
+    model, images = mlp(), images_of()
+
+    def attacked(places: list[int]) -> Tensor:
+        starts = [seeded(100 + place) for place in places]
+        return pgd(model, images[places], LABELS[places], eps=0.1, steps=2, generator=starts)
+
+    torch.testing.assert_close(attacked([0, 1, 2, 3])[2:], attacked([2, 3]), rtol=0, atol=1e-6)
+    assert not torch.equal(attacked([0, 1])[0], attacked([1, 0])[0])
+
+
+@both
+@pytest.mark.parametrize("cut", ["everything", "the images"])
+def test_attack_on_a_model_without_gradient_fails_clearly(attack: Attack, cut: str) -> None:
+    model = mlp()
+    model.requires_grad_(cut == "the images")
+    with pytest.raises(ValueError, match=r"logits must depend on the images by a differentiable path, got none"):
+        attack(lambda x: model(x.detach()), images_of(), LABELS, eps=0.1)
+
+
+def test_random_search_returns_the_worst_point_it_visited() -> None:
+    visits = Visits(mlp())
+    found = random_search(visits, images_of(), LABELS, eps=0.3, generator=seeded(), tries=9)
+    margin = torch.stack([losses(visits.model(at).detach(), LABELS, "margin") for at in visits.images])
+    assert len(visits.images) == 9
+    assert (margin.argmax(dim=0) < 8).any()
+    assert torch.equal(found, torch.stack(visits.images)[margin.argmax(dim=0), torch.arange(8)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_search_finds_less_than_pgd_and_more_than_nothing(seed: int) -> None:
+    model, images, labels = trained()
+    before = torch.get_rng_state()
+    found = random_search(model, images, labels, eps=0.2, generator=seeded(seed), tries=30)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (found - images).abs().max() <= 0.2 + 1e-6
+    assert found.min() >= 0
+    assert found.max() <= 1
+    strongest = run_pgd(model, images, labels, eps=0.2)
+    margin = [losses(model(x).detach(), labels, "margin").mean() for x in (images, found, strongest)]
+    assert margin[0] < margin[1] < margin[2]
+    few = random_search(model, images[:5], labels[:5], eps=0.2, generator=seeded(seed), tries=30)
+    torch.testing.assert_close(few, found[:5], rtol=0, atol=1e-6)
+
+
 NAN = float("nan")
 CALLS: list[tuple[dict[str, Any], str]] = [
     ({"eps": -0.1}, r"eps must be at least 0, got -0.1; it is a distance"),
@@ -218,6 +416,10 @@ CALLS: list[tuple[dict[str, Any], str]] = [
     ({"images": images_of() * 2}, r"images must lie in \[0, 1\], got 0 to 2; normalise inside the model"),
     ({"images": images_of() - 0.5}, r"images must lie in \[0, 1\], got -0.5 to 0.5; normalise inside the model"),
     ({"images": images_of() * NAN}, r"images must lie in \[0, 1\], got nan to nan"),
+    ({"images": images_of()[0]}, r"images must be \[B, C, H, W\], got \[1, 4, 4\]; add the missing"),
+    ({"eps": torch.tensor([0.1, 0.2])}, r"eps must be a number or one a channel, \[1\], got \[2\]"),
+    ({"eps": torch.tensor([-1.0])}, r"eps must be at least 0, got \[-1.0\]"),
+    ({"loss": "dlr"}, r"loss must be one of 'ce', 'margin', got 'dlr'"),
 ]
 
 
@@ -232,3 +434,13 @@ def test_attack_fails_clearly(attack: Attack, change: dict[str, Any], message: s
 def test_pgd_without_steps_fails_clearly() -> None:
     with pytest.raises(ValueError, match=r"steps must be at least 1, got 0; 20 is the paper's"):
         run_pgd(mlp(), images_of(), LABELS, eps=0.1, steps=0)
+
+
+def test_pgd_with_strange_settings_fails_clearly() -> None:
+    few = partial(run_pgd, mlp(), images_of(), LABELS, eps=0.1)
+    with pytest.raises(ValueError, match=r"restarts must be a whole number of at least 1, got 0"):
+        few(restarts=0)
+    with pytest.raises(ValueError, match=r"keep must be one of 'best', 'last', got 'first'"):
+        few(keep="first")
+    with pytest.raises(ValueError, match=r"generator must be one, or one for each of 8 images, got 2"):
+        few(generator=[seeded(), seeded()])
