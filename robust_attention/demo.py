@@ -18,6 +18,7 @@ from robust_attention._config import override
 from robust_attention._files import prepare_folder, write_json
 from robust_attention._provenance import provenance
 from robust_attention.data.contaminate import Kind, contaminate
+from robust_attention.eval.adversarial import radius_name
 from robust_attention.eval.patches import patch_weights
 from robust_attention.models.vit import ViT
 from robust_attention.recipes import han2023_vision as recipes
@@ -32,6 +33,9 @@ NAMES = {"vit": "softmax", "kde": "KDE", "rkde-huber": "RKDE", "spkde": "SPKDE",
 """Rows of the study, and what the demo calls them."""
 TABLE_SHARES = (0.2, 0.4)
 """Shares of overwritten patches that the table shows; the picture shows all."""
+_SHOWN_ATTACKS = ("FGSM", "PGD-20", "PGD-20 transfer", "all attacks")
+_AT_ONE = "PGD-20 1"
+"""A check, at eps = 1, and no result."""
 EXAMPLE_KIND: Kind = "noise"
 
 
@@ -98,7 +102,8 @@ def collect(out: Path, cells: list[Cell]) -> dict[str, Any]:
     config: VisionConfig = cells[0].config
     wanted = {cell.name for cell in cells}
     results = report.load(out, wanted)
-    shown = report.table(results, "digits", [c for c in results.columns("digits") if c.metric == "accuracy"])
+    columns = [c for c in results.columns("digits") if c.metric == "accuracy" and report.name_of(c) != _AT_ONE]
+    shown = report.table(results, "digits", sorted(columns, key=lambda c: c.condition.startswith("all attacks")))
     by_row = {row["row"]: row["cells"] for row in shown["rows"]}
     records = {record["row"]: record for record in results.records}
     record: dict[str, Any] = {
@@ -186,13 +191,19 @@ def _weights(out: Path, config: VisionConfig, seed: int) -> dict[str, Any]:
 def _notes(record: dict[str, Any]) -> list[str]:
     clean = next(cell for cell in record["cells"] if cell["kind"] == "clean")
     attacked = [cell for cell in record["cells"] if cell["kind"] == "attack"]
+    some = f" ({attacked[0]['n']} attacked)" if attacked else ""
     notes = [
-        f"Per cent right, ± half a 95 % interval over {clean['n']} images"
-        + (f" ({attacked[0]['n']} attacked)" if attacked else "")
-        + ". One training run each: another seed moves these numbers too.",
+        f"Per cent right, ± half a 95 % interval over {clean['n']} images{some}. One training run each: another seed "
+        "moves these numbers too.",
         f"▲ better, ▼ worse than {record['baseline']} (paired sign-flip test over images, Holm-corrected, and an "
         "interval without 0); unmarked: no difference detected.",
     ]
+    if attacked:
+        notes.append(
+            f"Attacks move each pixel by at most {radius_name(attacked[0]['strength'])}. transfer: the softmax twin's "
+            "adversarial images. all attacks: right under FGSM, PGD, a random search, transfer and, where there are "
+            "robust weights, PGD with these held constant."
+        )
     for cell in record["cells"]:
         if cell["failed"]:
             notes.append(f"† {cell['method']}, {cell['trial']}: failed {', '.join(cell['failed'])}.")
@@ -204,7 +215,7 @@ def table(record: dict[str, Any]) -> Table:
     names = [method["name"] for method in record["methods"]]
     cells = {(cell["trial"], cell["method"]): cell for cell in record["cells"]}
     shown = Table(title="Digits read right, %", title_justify="left")
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for name in names:
         shown.add_column(name, justify="right")
     for trial in dict.fromkeys(cell["trial"] for cell in record["cells"]):
@@ -212,7 +223,10 @@ def table(record: dict[str, Any]) -> Table:
         first = next(cell for cell in row if cell is not None)
         if first["kind"] in record["kinds"] and first["strength"] not in record["table_shares"]:
             continue
-        shown.add_row(trial, *("" if cell is None else _percent(cell) for cell in row))
+        name = trial.rsplit(" ", 1)[0] if first["kind"] == "attack" else trial
+        if first["kind"] == "attack" and name not in _SHOWN_ATTACKS:
+            continue
+        shown.add_row(name, *("" if cell is None else _percent(cell) for cell in row))
     return shown
 
 
