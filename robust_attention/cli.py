@@ -286,23 +286,26 @@ def _rows() -> dict[str, tuple[str, str, str, str, str]]:
     }
 
 
-def bench(*, scale: str = "auto", out: Path = Path("out/bench")) -> None:
+def bench(*, scale: str = "auto", only: list[str] | None = None, out: Path = Path("out/bench")) -> None:
     """Time and memory of every method beside SDPA, the plain formula and the published algorithm.
 
     Every implementation is checked against float64 first; one that fails is named and not timed. Rows go to
-    `bench.json` as they come, plots and a table follow.
+    `bench.json` as they come, plots and a table follow; started again on the same machine and code, it goes on.
 
     Parameters
     ----------
     scale
         smoke (seconds), laptop (CPU, some minutes), gpu (some minutes), or auto: gpu where there is one.
+    only
+        Parts to run: operator, growing, decode, step; all if left out.
     out
         Folder for the results.
     """
     import torch
 
     from robust_attention import _checks
-    from robust_attention.bench.run import SCALES, run
+    from robust_attention.bench.run import run
+    from robust_attention.bench.scales import KINDS, SCALES
     from robust_attention.plots import bench as plots
 
     _checks.one_of("scale", scale, ("auto", *SCALES))
@@ -310,7 +313,7 @@ def bench(*, scale: str = "auto", out: Path = Path("out/bench")) -> None:
         scale = "gpu" if torch.cuda.is_available() else "laptop"
     if scale == "gpu" and not torch.cuda.is_available():
         raise ValueError("scale='gpu' needs a CUDA device, got none; choose laptop")
-    record = run(scale, SCALES[scale], out, lambda line: print(line, flush=True))
+    record = run(scale, SCALES[scale], out, lambda line: print(line, flush=True), only or KINDS)
     (out / "bench.md").write_text(plots.table(record) + "\n", encoding="utf-8")
     print(*plots.draw(record, out), out / "bench.md", sep="\n")
 

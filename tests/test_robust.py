@@ -9,6 +9,7 @@ import robust_attention as ra
 from robust_attention.robust import simplex_qp
 from robust_attention.robust.blocks import draw_blocks, lower_median, random_words
 from robust_attention.robust.gram import squared_distances, unit
+from robust_attention.robust.growing_qp import GrowingQP
 from robust_attention.robust.kirwls import kirwls
 from robust_attention.robust.simplex_qp import certificate, spkde_weights
 
@@ -171,6 +172,43 @@ def test_closed_form_of_all_prefixes_is_exact_where_the_optimum_is_inside() -> N
     inside = ((closed >= 0) | ~prefixes).all(-1)
     assert inside.double().mean() > 0.9  # the shortcut is taken, not only allowed
     assert float(certificate(G, prefixes, closed, 1.05)[0][inside].max()) <= 1e-13
+
+
+@pytest.mark.parametrize("beta", [1.05, 1.4, 3.0])
+@pytest.mark.parametrize("kind", ["random", "clustered", "duplicated", "narrow"])
+def test_a_growing_qp_is_certified_at_every_size(kind: str, beta: float) -> None:
+    G = GRAMS[kind]
+    growing = GrowingQP.start(G[:, :5, :5], torch.ones(4, 5, dtype=torch.bool), beta, 1e-13)
+    for n in range(6, 97):
+        w, gap = growing.grow(G[:, n - 1, :n], torch.ones(4, dtype=torch.bool), beta, 1e-13)
+        assert (w >= 0).all()
+        torch.testing.assert_close(w.sum(-1), torch.ones(4, dtype=torch.float64))
+        mine, _ = certificate(G[:, :n, :n], torch.ones(4, 1, n, dtype=torch.bool), w[:, None], beta)
+        assert float(mine.max()) <= 1e-10
+        torch.testing.assert_close(gap, mine[:, 0], rtol=0, atol=1e-12)
+
+
+def test_a_growing_qp_keeps_the_inverse_of_its_support() -> None:
+    G = GRAMS["random"]
+    growing = GrowingQP.start(G[:, :0, :0], torch.ones(4, 0, dtype=torch.bool), 3.0, 1e-13)
+    changes = 0
+    for n in range(1, 97):
+        before = growing.support.clone()
+        growing.grow(G[:, n - 1, :n], torch.ones(4, dtype=torch.bool), 3.0, 1e-13)
+        if before.shape == growing.support.shape:
+            changes += int((before & ~growing.support).sum())
+    assert changes > 50  # points left it, and others came
+    product = growing.inverse @ growing.gram * growing.support[:, None]
+    torch.testing.assert_close(product, torch.diag_embed(growing.support.double()), rtol=0, atol=1e-9)
+
+
+def test_prefixes_one_after_the_other_equal_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = torch.ones(96, 96, dtype=torch.bool).tril().expand(4, -1, -1)
+    grown, _ = spkde_weights(GRAMS["narrow"], prefixes, 3.0, prefixes=True)
+    monkeypatch.setattr(simplex_qp, "_GROW_FROM", 1000)
+    at_once, _ = spkde_weights(GRAMS["narrow"], prefixes, 3.0, prefixes=True)
+    assert not torch.equal(grown, at_once)  # two ways
+    torch.testing.assert_close(grown, at_once, rtol=1e-9, atol=1e-11)
 
 
 def test_prefixes_do_not_feel_a_degenerate_last_point() -> None:

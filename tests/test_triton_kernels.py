@@ -2,7 +2,7 @@
 
 Run as a script, this file prints one JSON line a case; pytest runs it once and asks for each. Buffers that PyTorch
 hands out hold NaN (`fill_uninitialized_memory`), so that an entry nobody writes shows. On a GPU the full set of cases
-runs compiled: `python benchmarks/kernels.py check`.
+runs compiled: `python benchmarks/kernels.py`.
 """
 
 import json

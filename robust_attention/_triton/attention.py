@@ -422,7 +422,7 @@ def _backward_keys(
 
 
 def tile(kernel: str, width: int, dtype: torch.dtype, queries: int, keys: int, causal: bool) -> dict[str, int]:
-    """Block shapes, chosen by hand on an H200 (benchmarks/kernels.py measures them)."""
+    """Block shapes, chosen by hand on an H200 (benchmarks/tiles.py measures them)."""
     if INTERPRETED:
         return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 1}
     if dtype == torch.float32:

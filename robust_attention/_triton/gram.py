@@ -8,7 +8,7 @@ for two Grams at once: the keys' (marginal) and its product with the values' (jo
 **Row sums.** Each program owns a block of keys and walks over all of them; every lane adds up its own entries of both
 Grams, and lanes meet once, at the end. Visiting each pair once (the Grams are symmetric) was tried first: it halves
 products and exponentials, but sums over the columns of a tile cost shuffles and a barrier in every tile, and integer
-atomics to keep the order fixed; on an H200 it took 1.14 ms at 4×16×4096×64. No atomics now: bits repeat.
+atomics to keep the order fixed. No atomics now: bits repeat.
 
 **Floor.** Forward: 2·S²(D+E) FLOPs and two exponentials a pair: as many products as one attention forward, twice its
 exponentials. Backward: 4 products and two exponentials over the square.

@@ -3,7 +3,7 @@
 import statistics
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,6 +31,29 @@ def median_ms(call: Callable[[], Any], device: str, seconds: float) -> float:
     except Exception:  # what waits for the host cannot be captured; it is timed with its gaps
         torch.cuda.synchronize()
         return float(do_bench(call, warmup=20, rep=int(1000 * seconds), return_mode="median"))
+
+
+def sequence_ms(calls: Iterable[Callable[[], Any]], device: str) -> float:
+    """Median time of calls that each run once, because each goes on from the one before; launch gaps count."""
+    times = []
+    for call in calls:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def or_none(measure: Callable[[], float]) -> float | None:
+    """None where there is not enough memory; anything else is our mistake and raises."""
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
 
 
 class _Live(TorchDispatchMode):
@@ -84,7 +107,10 @@ def peak_mib(call: Callable[[], Any], device: str) -> float:
 
 
 def ceilings(device: str, dtype: torch.dtype) -> dict[str, float]:
-    """TFLOP/s of a large matrix product, TB/s of a large copy (bytes read and written), and T exponentials a second."""
+    """TFLOP/s of a large matrix product, TB/s of a large copy (bytes read and written), T exponentials a second.
+
+    On a GPU that says so also T instructions of single lanes a second: multiprocessors × 128 lanes × clock.
+    """
     size = 8192 if device == "cuda" else 1536
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     x = torch.randn(2**29 if device == "cuda" else 2**25, device=device)
@@ -93,8 +119,14 @@ def ceilings(device: str, dtype: torch.dtype) -> dict[str, float]:
         median_ms(call, device, 0.3)
         for call in (lambda: torch.mm(a, b), lambda: y.copy_(x), lambda: torch.exp(x[: 2**22], out=y[: 2**22]))
     )
-    return {
+    found = {
         "tflops": 2 * size**3 / product / 1e9,
         "tbytes": 2 * 4 * len(x) / copy / 1e9,
         "texp": 2**22 / exponential / 1e9,
     }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        kilohertz = getattr(properties, "clock_rate", None)
+        if kilohertz:
+            found["tinstructions"] = properties.multi_processor_count * 128 * kilohertz / 1e9
+    return found

@@ -42,10 +42,11 @@ class Block(nn.Module):
 
 def training_step(shape: StackShape, attend: Attend, device: str) -> Callable[[], None]:
     """A closure that does one step of AdamW; mixed precision (bfloat16) on a GPU."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*(Block(shape, attend) for _ in range(shape.depth)), nn.LayerNorm(shape.dim)).to(device)
+    with torch.random.fork_rng(devices=[]):  # drawn on the CPU
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block(shape, attend) for _ in range(shape.depth)), nn.LayerNorm(shape.dim)).to(device)
+        tokens = torch.randn(shape.batch, shape.tokens, shape.dim).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda", capturable=device == "cuda")
-    tokens = torch.randn(shape.batch, shape.tokens, shape.dim, device=device)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
