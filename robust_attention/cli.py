@@ -136,7 +136,8 @@ study_language = _study(
 study_timeseries = _study(
     "timeseries",
     "Train every row of the paper's time-series table, contaminate the series, and write tables and ranks.",
-    "smoke (generated waves, CPU, a minute), lab (six problems, ten seeds, one GPU) or paper (the five problems).",
+    "smoke (generated waves, CPU, a minute), laptop (two problems, ten seeds, small models, CPU), lab (six problems, "
+    "ten seeds, one GPU) or paper (the five problems).",
 )
 
 

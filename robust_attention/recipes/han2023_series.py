@@ -123,8 +123,20 @@ def spoken_lab(seed: int, root: str) -> SeriesConfig:
     return replace(base, fit=replace(base.fit, batch_size=64), evaluation=SeriesEvaluation(batch_size=512))
 
 
+def laptop(name: str, seed: int, root: str) -> SeriesConfig:
+    """A published problem on a CPU: an eighth of the width, a sixteenth of the hidden layer, 40 epochs."""
+    base = published(name, seed, root, epochs=40)
+    return replace(
+        base,
+        model=SeriesTransformerConfig(dim=64, num_heads=4, hidden=128),
+        fit=replace(base.fit, batch_size=32, final_learning_rate=0.0, warmup=0.1, weight_decay=0.01),
+        keep_weights=False,
+    )
+
+
 SCALES: dict[str, dict[str, Callable[[int, str], SeriesConfig]]] = {
     "smoke": {"sines": sines_smoke},
+    "laptop": {name: partial(laptop, name) for name in ("BasicMotions", "JapaneseVowels")},
     "lab": {
         "BasicMotions": partial(published, "BasicMotions"),
         "Handwriting": partial(published, "Handwriting"),
@@ -142,5 +154,5 @@ SCALES: dict[str, dict[str, Callable[[int, str], SeriesConfig]]] = {
     },
 }
 """Scale → problem → recipe."""
-SEEDS: dict[str, int] = {"smoke": 1, "lab": 10, "paper": 1}
+SEEDS: dict[str, int] = {"smoke": 1, "laptop": 10, "lab": 10, "paper": 1}
 """Seeds a row, counted from 0."""
