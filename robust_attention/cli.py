@@ -172,19 +172,20 @@ def explain(
     kind: str = "noise",
     share: float = 0.2,
 ) -> None:
-    """Show which patches or words each method trusts, beside softmax's attention.
+    """Show which patches, words or time steps each method trusts.
 
     Parameters
     ----------
     what
-        A picture (its patches are weighed by the demo's twins), or a text or text file (weighed in a transformers
-        encoder). Nothing: a digit that the twins have not seen, spoilt.
+        A picture (its patches are weighed by the demo's twins), a text or text file (weighed in a transformers encoder
+        or a model of the language study), or a .ts file. Nothing: a digit that the twins have not seen, spoilt.
     model
-        For a picture the demo's folder (out/demo if left out), for a text a folder with an encoder and its tokenizer.
+        For a picture the demo's folder (out/demo if left out), for a text a folder with an encoder and its tokenizer
+        or a run of the language study, for a .ts file a run of the time-series study.
     out
         Folder for `explain.png` or `explain.html`, and `explain.json` with the numbers.
     example, kind, share
-        Which test digit, and how it is spoilt: noise, flat or foreign patches, and how many.
+        Which test digit or series, and how the digit is spoilt: noise, flat or foreign patches, and how many.
     """
     from robust_attention import explain as explaining
     from robust_attention._files import prepare_folder, write_json
@@ -193,11 +194,11 @@ def explain(
     prepare_folder(out)
     medium, found = explaining.explain(what, model, example, kind, share)
     write_json(out / "explain.json", found)
-    print(
-        plots.draw_image(found, out / "explain.png")
-        if medium == "image"
-        else plots.write_text(found, out / "explain.html")
-    )
+    if medium == "text":
+        print(plots.write_text(found, out / "explain.html"))
+    else:
+        draw = plots.draw_image if medium == "image" else plots.draw_series
+        print(draw(found, out / "explain.png"))
 
 
 def figure_density(*, out: Path = Path("out/figures"), seed: int = 0) -> None:

@@ -122,21 +122,110 @@ def explain_text(text: str, folder: str) -> dict[str, Any]:
     }
 
 
+Places = dict[str, Tensor]
+"""What a map is called -> a number for each word or step, mean 1."""
+
+
+@torch.no_grad()
+def trusted(attends: list[ra.nn.Attend], seen: list[Any], *, is_causal: bool) -> Places:
+    """How much each key counts, as a mean over heads and blocks: `[S]` a map, mean 1 over the keys that are there.
+
+    robust weights: of the joint density, where a block's method has some. attention received: the mean of what queries
+    give a key over the share it would have if all that they see counted alike.
+    """
+    received, weights = [], []
+    for attend, given in zip(attends, seen, strict=True):
+        q, k, v = given[:3]
+        mask = given[3] if len(given) > 3 else None
+        method = cast(Any, attend.method)
+        owned = attend.tensors(q.shape[2], k.shape[2], k.device)
+        share = method.coefficients(q, k, v, mask, is_causal, **owned).abs()
+        visible = torch.ones_like(share, dtype=torch.bool) if mask is None else mask.expand_as(share)
+        visible = visible.tril(k.shape[2] - q.shape[2]) if is_causal else visible
+        even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+        fair = even.sum((0, 1, 2))
+        received.append(torch.where(fair > 0, share.sum((0, 1, 2)) / fair.clamp(min=1e-9), 0))
+        if hasattr(method, "weights"):
+            weights.append(method.weights(k, v, mask).joint.mean((0, 1)))
+    maps = {"attention received": torch.stack(received).mean(0)}
+    if weights:
+        maps["robust weights"] = torch.stack(weights).mean(0)
+    there = fair > 0  # the same keys in every block; a robust weight of 0 counts in the mean
+    return {name: x / x[there].mean() for name, x in maps.items()}
+
+
+def explain_words(text: str, folder: Path) -> dict[str, Any]:
+    """Numbers for `plots.explain.write_text`, from a run of the language study."""
+    from robust_attention.study.language import load_model
+
+    model, coder, config = load_model(folder)
+    tokens = torch.tensor([[coder.eos, *coder.encode(text)]])[:, : config.model.context]
+    attends = [attention.attend for attention in model.attentions]
+    maps = trusted(attends, model.projections(tokens), is_causal=True)
+    method = repr(config.method)
+    return {
+        "words": [coder.words[number] for number in tokens[0].tolist()],
+        "maps": {name: x.tolist() for name, x in maps.items()},
+        "settings": dict.fromkeys(maps, method),
+        "model": f"{config.data.name}, {config.row}",
+    }
+
+
+def explain_steps(file: Path, folder: Path, number: int) -> dict[str, Any]:
+    """Numbers for `plots.explain.draw_series`, from a `.ts` file and a run of the time-series study."""
+    from robust_attention.data.series import pad
+    from robust_attention.data.ts import read_ts
+    from robust_attention.study.series import load_run
+
+    model, names, config = load_run(folder)
+    found = read_ts(file, missing=config.data.missing)
+    if not 0 <= number < len(found.series):
+        raise ValueError(f"example must be from 0 to {len(found.series) - 1}, got {number}; choose another series")
+    values, mask = pad(found.series[number : number + 1])
+    with torch.no_grad():
+        guess = int(model(values, mask).argmax(1))
+    attends = [attention.attend for attention in model.attentions]
+    maps = trusted(attends, model.projections(values, mask), is_causal=False)
+    length = int(mask.sum())
+    return {
+        "series": values[0, :length].tolist(),
+        "maps": {name: x[: -(-length // model.config.window)].tolist() for name, x in maps.items()},
+        "window": model.config.window,
+        "read_as": names[guess],
+        "label": None if found.labels is None else found.classes[found.labels[number]],
+        "model": f"{config.data.name}, {config.row}",
+    }
+
+
+def _study_of(folder: Path) -> str | None:
+    """Which study left a run in this folder."""
+    try:
+        text = (folder / "config.json").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return next((name for name in ("LanguageConfig", "SeriesConfig") if f'"{name}"' in text), None)
+
+
 def explain(what: str | None, model: str | None, number: int, kind: str, share: float) -> tuple[str, dict[str, Any]]:
-    """Decide what `what` is; ("image" or "text", numbers)."""
+    """Decide what `what` is; ("image", "text" or "series", numbers)."""
     path = None if what is None else Path(what)
     is_image = what is None or (path is not None and path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp", ".gif"))
+    if path is not None and ".ts" in path.suffixes:
+        if model is None or _study_of(Path(model)) != "SeriesConfig":
+            raise ValueError(f"--model must be a run of the time-series study for a .ts file, got {model}; name one")
+        return "series", explain_steps(path, Path(model), number)
     if not is_image:
         assert what is not None
         if model is None:
             raise ValueError(
-                "--model must be given for a text, got none; "
-                "pass a folder with a transformers encoder and its tokenizer"
+                "--model must be given for a text, got none; pass a run of the language study, or a folder with a "
+                "transformers encoder and its tokenizer"
             )
         text = path.read_text(encoding="utf-8") if path is not None and len(what) < 256 and path.is_file() else what
         if not text.strip():
             raise ValueError("what must not be empty; pass a sentence or a file")
-        return "text", explain_text(text, model)
+        by_study = _study_of(Path(model)) == "LanguageConfig"
+        return "text", explain_words(text, Path(model)) if by_study else explain_text(text, model)
     twins = load_twins(Path(model or "out/demo"))
     first = next(iter(twins.values()))
     if path is None:

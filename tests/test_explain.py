@@ -1,6 +1,8 @@
 """What `robust-attention explain` says of an image and of a text."""
 
+import io
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import robust_attention as ra
 from robust_attention import cli, demo
 from robust_attention.adapters import import_torchvision
 from robust_attention.data import digits
-from robust_attention.explain import example, explain_image, read_image
+from robust_attention.explain import example, explain_image, explain_steps, explain_words, read_image
+from robust_attention.explain import explain as explain_anything
+from robust_attention.study.series import load_run
 from robust_attention.study.sets import load_sets
 from robust_attention.study.vision import trained
 
@@ -135,3 +139,63 @@ def test_a_text_becomes_a_page(tmp_path: Path) -> None:
     for weights in found["maps"].values():
         assert len(weights) == len(found["words"])
         assert sum(weights) / len(weights) == pytest.approx(1, abs=1e-4)
+
+
+def study(name: str, out: Path, row: str, **settings: object) -> Path:
+    """A run of a study that has learnt next to nothing."""
+    from rich.console import Console
+
+    from robust_attention.study.run import run_cells
+    from robust_attention.study.studies import STUDIES
+
+    (cell,) = STUDIES[name].cells("smoke", rows=(row,), seeds=1, settings=settings)
+    console = Console(file=io.StringIO())
+    assert run_cells(STUDIES[name], [cell], out, console, device=torch.device("cpu")) == []
+    return out / "runs" / cell.name
+
+
+def test_steps_of_a_series_are_explained_by_their_weights(tmp_path: Path) -> None:
+    small = {"fit.epochs": 1, "model.dim": 16, "model.depth": 1, "model.hidden": 16, "evaluation.draws": 1}
+    run = study("timeseries", tmp_path / "s", "spkde", **small)
+    waves = [[math.sin(i * f) for i in range(20 + f)] for f in (1, 2)]
+    text = "".join(":".join(",".join(map(str, wave)) for _ in range(2)) + ":fast\n" for wave in waves)
+    head = (
+        "@problemName waves\n@timeStamps false\n@missing false\n@univariate false\n@dimensions 2\n@equalLength false\n"
+    )
+    (tmp_path / "a.ts").write_text(f"{head}@classLabel true slow fast\n@data\n{text}")
+    found = explain_steps(tmp_path / "a.ts", run, 1)
+    assert found["label"] == "fast"
+    assert len(found["series"]) == 22
+    loaded = load_run(run)
+    values, mask = torch.tensor(found["series"])[None], torch.ones(1, 22, dtype=torch.bool)
+    _, k, v, seen = loaded.model.projections(values, mask)[0]
+    joint = ra.SPKDE().weights(k, v, seen).joint[0].mean(0)
+    expected = joint[:22] / joint[:22].mean()
+    torch.testing.assert_close(torch.tensor(found["maps"]["robust weights"]), expected, rtol=1e-4, atol=1e-5)
+    received = torch.tensor(found["maps"]["attention received"])
+    assert received.shape == (22,)
+    assert received.mean().item() == pytest.approx(1, abs=1e-4)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explain", str(tmp_path / "a.ts"), "--model", str(run), "--out", str(tmp_path / "o")])
+    assert not stop.value.code
+    assert (tmp_path / "o" / "explain.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match="example must be from 0 to 1, got 2"):
+        explain_steps(tmp_path / "a.ts", run, 2)
+    with pytest.raises(ValueError, match="--model must be a run of the time-series study"):
+        explain_anything(str(tmp_path / "a.ts"), None, 0, "noise", 0.2)
+
+
+def test_words_of_a_trained_language_model_are_explained(tmp_path: Path) -> None:
+    small: dict[str, object] = {f"model.{name}": 16 for name in ("context", "dim", "hidden")}
+    small |= {"data.lines": 60, "fit.epochs": 1, "model.depth": 1, "evaluation.num_tokens": 60, "evaluation.blocks": 4}
+    run = study("language", tmp_path / "l", "rkde-huber", **small)
+    found = explain_words("a b c d e", run)
+    assert len(found["words"]) == 6  # the end of the line before, then five
+    assert set(found["maps"]) == {"attention received", "robust weights"}
+    for numbers in found["maps"].values():
+        assert sum(numbers) == pytest.approx(6, rel=1e-4)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explain", "a b c", "--model", str(run), "--out", str(tmp_path / "o")])
+    assert not stop.value.code
+    page = (tmp_path / "o" / "explain.html").read_text()
+    assert "robust weights" in page

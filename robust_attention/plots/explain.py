@@ -47,6 +47,40 @@ def draw_image(found: dict[str, Any], path: Path) -> Path:
     return path
 
 
+def draw_series(found: dict[str, Any], path: Path) -> Path:
+    """The channels over time, once a map, each step tinted by what it counts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names, window = list(found["maps"]), found["window"]
+    length = len(found["series"])
+    figure, axes = plt.subplots(
+        len(names), 1, figsize=(11, 1.2 + 2.6 * len(names)), sharex=True, squeeze=False, layout="constrained"
+    )
+    shown = None
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        for channel in zip(*found["series"], strict=True):
+            axis.plot(range(length), channel, lw=1, color="#222222", alpha=0.75)
+        low, high = axis.get_ylim()
+        extent = (-0.5, window * len(found["maps"][name]) - 0.5, low, high)
+        shown = axis.imshow(
+            [found["maps"][name]], cmap="Blues", vmin=0, vmax=2, extent=extent, aspect="auto", alpha=0.8, zorder=0
+        )
+        axis.set_xlim(-0.5, length - 0.5)
+        axis.set_title(name)
+    axes[-1, 0].set_xlabel("step")
+    true = "" if found["label"] is None else f", labelled {found['label']}"
+    figure.suptitle(f"{found['model']}: read as {found['read_as']}{true}")
+    if shown is not None:
+        figure.colorbar(shown, ax=axes[:, 0].tolist(), ticks=[0, 1, 2], label="mean 1")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
 def write_text(found: dict[str, Any], path: Path) -> Path:
     """One self-contained page: the text once a method, each word tinted by its weight."""
     parts = [

@@ -29,7 +29,7 @@ def draw(report: dict[str, Any], out: Path) -> list[Path]:
     for data, part in report["data"].items():
         for name, curves, label in (
             ("attacks", part["eps_curves"], "eps · 255"),
-            ("contamination", part["share_curves"], report["labels"]["share"]),
+            ("contamination", part["share_curves"], report["labels"].get("share", "")),
         ):
             if curves:
                 made.append(_curves(report, data, curves, label, out / f"{data}-{name}.png"))
