@@ -69,6 +69,8 @@ def _set(config: Any, path: str, names: list[str], value: Any, classes: Mapping[
 
 
 def _parsed(path: str, now: Any, value: Any, classes: Mapping[str, type]) -> Any:
+    if isinstance(value, str) and value.lower() == "none":
+        value = None
     if isinstance(value, str) and (not isinstance(now, str) or value.startswith('"')):
         try:
             value = json.loads(value)
@@ -80,6 +82,8 @@ def _parsed(path: str, now: Any, value: Any, classes: Mapping[str, type]) -> Any
         return value
     if isinstance(now, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(now, tuple) and isinstance(value, bool | int | float | str):
+        value = (value,)  # one of several
     kind = str if isinstance(now, str) else type(now)  # a str of ours may be of a class of its own
     if not isinstance(value, kind) or isinstance(now, bool) != isinstance(value, bool):
         raise ValueError(f"{path} must be like {describe(now)!r}, got {value!r}")

@@ -51,9 +51,9 @@ _STUDY = """{first}
     root
         Folder that holds the data; not needed for the scale smoke.
     data
-        Parts of the data to run; all of the scale if left out.
+        A part of the data to run, named again for more: --data A --data B; all of the scale if left out.
     rows
-        Rows to run; those of the paper if left out.
+        A row to run, named again for more: --rows kde --rows mom; those of the paper if left out.
     seeds
         Seeds a row, counted from 0; the scale's own number if left out.
     set_
@@ -351,7 +351,7 @@ def generate(
     print(generate_text(folder, prompt, number=number, temperature=temperature, top_k=top_k or None, seed=seed))
 
 
-def classify(folder: Path, file: Path) -> None:
+def classify(folder: Path, file: Path, *, missing: str | None = None) -> None:
     """Name the class of each series of a .ts file by a model that the time-series study trained.
 
     Parameters
@@ -360,10 +360,18 @@ def classify(folder: Path, file: Path) -> None:
         A run of the study: RESULTS/runs/PROBLEM/ROW/SEED.
     file
         A .ts file of the same problem.
+    missing
+        What to do with missing values: fail, zero, interpolate or mask; as in training if left out.
     """
+    from typing import get_args
+
+    from robust_attention import _checks
+    from robust_attention.data.ts import Missing
     from robust_attention.study.series import classify as guesses
 
-    for number, guess in enumerate(guesses(folder, file), 1):
+    if missing is not None:
+        _checks.one_of("missing", missing, get_args(Missing))
+    for number, guess in enumerate(guesses(folder, file, missing=missing), 1):  # type: ignore[arg-type]
         truth = "" if guess.truth is None else f", labelled {guess.truth}"
         print(f"{number:6}  {guess.name} ({guess.share:.0%}){truth}")
 

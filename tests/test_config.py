@@ -71,6 +71,8 @@ def test_override_reaches_every_kind_of_field() -> None:
     whole = override(Outer(), {"method": {"is": "RKDE", "loss": {"is": "Huber", "a": 0.3}}}, CLASSES)
     assert whole.method == ra.RKDE(ra.Huber(0.3))
     assert override(changed, {"inner.limit": "null"}).inner == replace(inner, limit=None)
+    assert override(changed, {"inner.limit": "none"}).inner == replace(inner, limit=None)
+    assert override(changed, {"inner.kinds": '"z"'}).inner == replace(inner, kinds=("z",))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_override_reaches_every_kind_of_field() -> None:
         ("inner.steps", "0.5", "inner.steps must be like 3, got 0.5"),
         ("inner.steps", "true", "inner.steps must be like 3, got True"),
         ("inner.on", "1", "inner.on must be like False, got 1"),
-        ("inner.kinds", "3", "inner.kinds must be like"),
+        ("inner.kinds", '{"a": 3}', "inner.kinds must be like"),
     ],
 )
 def test_a_wrong_override_fails_clearly(path: str, value: Any, message: str) -> None:

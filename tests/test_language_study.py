@@ -3,6 +3,7 @@
 import io
 import json
 import lzma
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from rich.console import Console
 
 import robust_attention as ra
+from robust_attention import cli
 from robust_attention._config import describe, rebuild
 from robust_attention._seeds import mix
 from robust_attention.data.sentences import paragraphs
@@ -312,3 +314,18 @@ def test_the_cost_of_a_grid_is_told_row_by_row() -> None:
     text = estimate(cells, CPU, words=50, tokens=10_000)
     assert [line.split()[0] for line in text.splitlines()[1:]] == [*(cell.name for cell in cells), "all"]
     assert "on four at best" in text
+
+
+def test_report_is_written_by_the_command(out: Path) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["study", "report", "--out", str(out)])
+    assert not stop.value.code
+    table, ledger = (out / "report.md").read_text(), (out / "ledger.md").read_text()
+    for row in records(out):
+        assert f"| {LANGUAGE.labels[row]} |" in table
+    (clean,) = (m for m in records(out)["kde"]["measurements"] if m["condition"] == "clean test")
+    assert "| Transformer-KDE | " in table
+    assert f"{clean['value']:.3f} ±" in table
+    assert f"| Transformer-KDE: clean test |  |  | {math.exp(clean['value']):.2f} (1 seeds) |" in ledger
+    assert "Swapped were: generated, swap 1.5% valid:" in table
+    assert "‡" not in table

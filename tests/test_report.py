@@ -25,8 +25,11 @@ def measured(condition: str, right: list[int], metric: str = "accuracy", **setti
     ).to_dict()
 
 
-def line(row: str, seed: int, measurements: list[dict[str, Any]], status: str = "done") -> dict[str, Any]:
+def line(
+    row: str, seed: int, measurements: list[dict[str, Any]], status: str = "done", **config: Any
+) -> dict[str, Any]:
     return {
+        "config": {"row": row, "seed": seed, "fit": {"epochs": 3}, "model": {"dim": 8, "distilled": False}, **config},
         "cell": f"d/{row}/{seed}",
         "data": "d",
         "row": row,
@@ -145,3 +148,25 @@ def test_failed_cells_give_no_numbers(tmp_path: Path) -> None:
     assert report.load(tmp_path).rows("d") == ["vit"]
     with pytest.raises(ValueError, match=r"--out must hold cells\*.jsonl"):
         report.load(tmp_path / "none")
+
+
+def test_rows_of_other_settings_are_named() -> None:
+    lines = [line("vit", 0, []), line("same", 0, [], method="other", model={"dim": 8, "distilled": True})]
+    assert report.mixed_settings(Results(lines), "vit") == []
+    lines.append(line("short", 0, [], fit={"epochs": 1}))
+    (note,) = report.mixed_settings(Results(lines), "vit")
+    assert note == "‡ d/short was made with other settings of fit than its twin."
+
+
+def test_losses_are_compared_over_blocks_and_lower_is_better() -> None:
+    lines = []
+    for seed in range(3):
+        for row, loss in (("transformer", 3.0), ("x", 2.9)):
+            blocks = [loss + 0.01 * (i % 5) + 0.001 * seed for i in range(40)]
+            m = Measurement(metric="loss", condition="clean test", value=loss, n=4000).to_dict()
+            lines.append({**line(row, seed, [m]), "blocks": {"clean test": blocks}})
+    (_, row) = report.table(Results(lines), "d", [Column("loss", "clean test")], "transformer")["rows"]
+    cell = row["cells"]["clean test"]
+    assert cell["mean"] == pytest.approx(2.9)  # of the words, not of the blocks
+    assert cell["gain"][0] == pytest.approx(-0.1)
+    assert cell["verdict"] == "better"

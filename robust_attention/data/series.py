@@ -103,7 +103,11 @@ def labelled(file: TSFile, classes: tuple[str, ...] | None = None, length: int |
 
 
 class Problem(NamedTuple):
-    """The archive's two parts of a problem, padded to one length."""
+    """The archive's two parts of a problem, padded to the longest series of both.
+
+    So the model's length, and with it the size of a flattening head and the draws over positions, follow from the test
+    series too, as in the published experiments; their values and labels decide nothing.
+    """
 
     train: Series
     test: Series | None

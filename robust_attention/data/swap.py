@@ -117,7 +117,8 @@ def greedy_swap(
     may, by = swappable(coder)[tokens], generic(coder)
     pieces = list(_pieces(tokens, coder.eos, context // 2))
     number = torch.tensor([int(may[start:stop].sum()) for start, stop in pieces])
-    quotas = _quota(number, share, seed).tolist()
+    line = _lines(tokens, coder.eos)
+    quotas = _of_pieces(number.tolist(), [int(line[start]) for start, _ in pieces], share, seed)
     generator = Generator().manual_seed(mix(seed, "swap", "tries"))
     after, where = tokens.clone(), torch.zeros_like(may)
     for (start, stop), quota in zip(pieces, quotas, strict=True):
@@ -175,6 +176,22 @@ def _quota(number: Tensor, share: float, seed: int) -> Tensor:
     generator = Generator().manual_seed(mix(seed, "swap", "rounding"))
     up = torch.rand(len(number), generator=generator, dtype=torch.float64)
     return (share * number + up).floor().long().clamp(min=1).minimum(number)
+
+
+def _of_pieces(number: list[int], line: list[int], share: float, seed: int) -> list[int]:
+    """Each line's quota over its pieces: in proportion to their words, what is left over to the largest remainders."""
+    whole = torch.zeros(max(line) + 1, dtype=torch.int64)
+    whole.index_add_(0, torch.tensor(line), torch.tensor(number))
+    quotas = [0] * len(number)
+    for one, quota in enumerate(_quota(whole, share, seed).tolist()):
+        mine = [place for place, of in enumerate(line) if of == one]
+        parts = {place: quota * number[place] / max(1, int(whole[one])) for place in mine}
+        for place in mine:
+            quotas[place] = int(parts[place])
+        left = quota - sum(quotas[place] for place in mine)
+        for place in sorted(mine, key=lambda place: int(parts[place]) - parts[place])[:left]:
+            quotas[place] += 1
+    return quotas
 
 
 def _swapped(tokens: Tensor, where: Tensor, may: Tensor, by: int) -> Swapped:

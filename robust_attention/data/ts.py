@@ -41,6 +41,8 @@ Missing = Literal["fail", "zero", "interpolate", "mask"]
 MOST_BYTES = 2**32
 """Most bytes of a file, unpacked."""
 _LARGEST = torch.finfo(torch.float32).max
+_TOO_LARGE = _LARGEST * (1 + 2.0**-25)
+"""The first number that float32 rounds to infinity; 3.4028235e38, as its largest is printed, lies below."""
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 # Whatever Python's float accepts of these characters is a decimal number: no "nan", no "inf", no "1_000".
 _PLAIN = re.compile(r"[0-9eE+\-.,\t ]+")
@@ -171,7 +173,7 @@ class _Cases:
             except ValueError:
                 pass
             else:
-                if min(numbers) >= -_LARGEST and max(numbers) <= _LARGEST:
+                if min(numbers) > -_TOO_LARGE and max(numbers) < _TOO_LARGE:
                     return numbers
         return self._one_by_one(text, column, header, place)
 
@@ -189,7 +191,7 @@ class _Cases:
                 place.fail(start, "a number must stand before and after each comma, got nothing")
             elif not _NUMBER.fullmatch(word):
                 place.fail(start, f'must be a decimal number, or "?" for a missing one, got {shown(word)}')
-            elif abs(value := float(word)) > _LARGEST:
+            elif abs(value := float(word)) >= _TOO_LARGE:
                 place.fail(start, f"a number must fit into float32, up to {_LARGEST:.4g}, got {shown(word)}")
             else:
                 numbers.append(value)

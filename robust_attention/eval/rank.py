@@ -22,7 +22,9 @@ def _ranks(row: Sequence[float]) -> list[float]:
     if not all(math.isfinite(score) for score in row):
         raise ValueError(f"scores must be finite, got {list(row)}; leave out problems that some method did not finish")
     # Those above, and half of the others at the same height.
-    return [sum(other > score for other in row) + (sum(other == score for other in row) + 1) / 2 for score in row]
+    # Means of equal counts may differ in their last bit, and are equal.
+    held = [round(score, 9) for score in row]
+    return [sum(other > score for other in held) + (sum(other == score for other in held) + 1) / 2 for score in held]
 
 
 def critical_difference(num_methods: int, num_problems: int, level: float = 0.05) -> float:

@@ -65,7 +65,9 @@ def _chosen(logits: Tensor, temperature: float, top_k: int | None, generator: Ge
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
+    # The largest logit at 0: a tiny temperature then leaves it alone, instead of making NaN.
+    above = (logits - logits.amax(dim=-1, keepdim=True)).double() / temperature
+    return torch.multinomial(above.softmax(dim=-1).float(), 1, generator=generator)
 
 
 def _check(

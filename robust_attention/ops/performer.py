@@ -72,10 +72,11 @@ class Performer(Method):
             log_q = q @ omega.mT
             log_k = k @ omega.mT - k.square().sum(-1, keepdim=True) / 2
             v_one = torch.cat((call.v_BK1SE, torch.ones_like(call.v_BK1SE[..., :1])), -1)
+            # Asked first: looking at `visible` would make the T×S mask that running sums do without.
+            if call.causal and call.prefixes and call.q_BKGTD.shape[-2] > 1:
+                return _causal(log_q, log_k, v_one)
             if call.visible_bkgtS.shape[-2] == 1:
                 return _ratio(*_absorb(log_k, v_one, call.visible_bkgtS.mT), log_q)
-            if call.prefixes:
-                return _causal(log_q, log_k, v_one)
             return torch.cat(
                 [
                     _pairwise(part, log_k, v_one, visible)

@@ -16,6 +16,7 @@ from robust_attention.study.report import (
     entry,
     failed_runs,
     load,
+    mixed_settings,
     table,
     verdict,
 )
@@ -43,7 +44,7 @@ def language_report(out: Path) -> dict[str, Any]:
             "tables": [_ledger(results, data) for data in results.data],
         },
         "failed_runs": failed_runs(store.read(store.result_files(out))),
-        "notes": list(_NOTES),
+        "notes": [*(note.format(shares=_shares(results)) for note in _NOTES), *mixed_settings(results, TWIN)],
     }
 
 
@@ -52,6 +53,7 @@ _NOTES = (
     "exp of it is the perplexity.",
     "▲ better, ▼ worse than the softmax twin of equal seeds: both the paired sign-flip test over runs of words "
     "(Holm-corrected over the table) and the interval say so. Unmarked: no difference detected.",
+    "A line loses at least one word, so more than asked are swapped where lines are short. Swapped were: {shares}.",
     "rise on clean targets: what the loss of the very words that a swap leaves alone rises by when others before them "
     "are swapped. A single perplexity hides that nearly all of its rise sits in the swapped words themselves.",
 )
@@ -59,6 +61,16 @@ _LEDGER = (
     "Perplexities. The paper's models learnt WikiText-103; ours another text, and a shorter one, so only ratios to the "
     "plain twin may be compared. The paper gives no intervals, and some of its losses do not fit its perplexities."
 )
+
+
+def _shares(results: Results) -> str:
+    """What was really swapped of the words that may be, condition by condition."""
+    found: dict[str, float] = {}
+    for (data, _, column), seeds in results.by_key.items():
+        if column.condition.endswith("all targets"):
+            name = f"{data}, {column.condition.removesuffix(', all targets')}"
+            found[name] = next(iter(seeds.values())).settings["swapped_share"]
+    return "; ".join(f"{name}: {share:.1%}" for name, share in found.items()) or "none"
 
 
 def _add_rises(results: Results, data: str, row: str) -> None:
@@ -106,14 +118,16 @@ def _ledger(results: Results, data: str) -> dict[str, Any]:
                     "name": f"{LANGUAGE.labels.get(row, row)}: {column.condition}",
                     "paper": "" if number is None else f"{number:.2f}",
                     "paper_gain": "" if ratio is None or row == TWIN else f"{ratio:.3f}",
-                    "ours": f"{math.exp(ours.estimate.mean):.2f} ({ours.seeds} seeds)",
-                    "ours_gain": ""
-                    if ours.gain is None
-                    else "{:.3f} [{:.3f}, {:.3f}]".format(*(math.exp(g) for g in ours.gain)),
+                    "ours": f"{_exp(ours.estimate.mean, 2)} ({ours.seeds} seeds)",
+                    "ours_gain": "" if ours.gain is None else "{} [{}, {}]".format(*(_exp(g, 3) for g in ours.gain)),
                     "conclusion": _conclusion(ours, ratio, row, column),
                 }
             )
     return {"title": f"{data} beside Table {4 if printed is paper.TABLE_4 else 1}", "lines": lines}
+
+
+def _exp(nats: float, digits: int) -> str:
+    return f"{math.exp(nats):.{digits}f}" if nats < 20 else "above e^20"
 
 
 def _pairs(results: Results, data: str) -> list[tuple[str, Column]]:

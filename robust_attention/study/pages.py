@@ -18,6 +18,7 @@ from robust_attention.study.report import (
     entry,
     failed_runs,
     load,
+    mixed_settings,
     name_of,
     table,
     verdict,
@@ -49,7 +50,7 @@ def vision_report(out: Path) -> dict[str, Any]:
             "tables": [_ledger(results, data, names) for data in results.data],
         },
         "failed_runs": failed_runs(store.read(store.result_files(out))),
-        "notes": list(_NOTES),
+        "notes": [*_NOTES, *mixed_settings(results, TWIN)],
     }
 
 

@@ -126,6 +126,32 @@ def about(results: Results) -> str:
     )
 
 
+_OF_ROW = ("row", "method", "teacher", "seed")
+_OF_MODEL = ("distilled", "num_heads", "qk_norm")
+
+
+def mixed_settings(results: Results, twin: str) -> list[str]:
+    """A note for each row that was made with other settings than its twin: they are not compared for their method."""
+    twins = {(of["data"], of["seed"]): _shared(of) for of in results.records if of["row"] == twin}
+    found: dict[str, list[str]] = {}
+    for record in results.records:
+        other, ours = twins.get((record["data"], record["seed"])), _shared(record)
+        differ = [] if other is None else [name for name in ours if ours[name] != other.get(name)]
+        if differ:
+            found.setdefault(f"{record['data']}/{record['row']}", differ)
+    return [
+        f"‡ {cell} was made with other settings of {', '.join(names)} than its twin." for cell, names in found.items()
+    ]
+
+
+def _shared(record: dict[str, Any]) -> dict[str, Any]:
+    """What a row's configuration should have in common with its twin's."""
+    config = {name: value for name, value in record.get("config", {}).items() if name not in _OF_ROW}
+    if isinstance(config.get("model"), dict):
+        config["model"] = {name: value for name, value in config["model"].items() if name not in _OF_MODEL}
+    return config
+
+
 def failed_runs(records: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
     """Cells without a result, and why."""
     return [{"cell": r["cell"], "error": r["error"]} for r in records if r["status"] == "failed"]

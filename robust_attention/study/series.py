@@ -181,6 +181,9 @@ def classify(
     found: list[Guess] = []
     for places in torch.arange(len(values)).split(config.evaluation.batch_size):
         logits = model(values[places].to(device), mask[places].to(device))
+        if not bool(logits.isfinite().all()):
+            bad = int(places[~logits.isfinite().all(1).cpu()][0])
+            raise TSError(file.path, None, None, f"series {bad + 1} must have values that add up, got too large ones")
         shares, guesses = logits.float().softmax(1).max(1)
         for place, share, guess in zip(places.tolist(), shares.tolist(), guesses.tolist(), strict=True):
             truth = None if file.labels is None else file.classes[file.labels[place]]

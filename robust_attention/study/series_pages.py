@@ -19,6 +19,7 @@ from robust_attention.study.report import (
     entry,
     failed_runs,
     load,
+    mixed_settings,
     name_of,
     table,
     verdict,
@@ -45,7 +46,7 @@ def series_report(out: Path) -> dict[str, Any]:
         "ranks": [ranks for column in (CLEAN, BEST, CONTAMINATION) if (ranks := _ranks(results, column))],
         "ledger": [line for data in results.data for line in _ledger(results, data)],
         "failed_runs": failed_runs(store.read(store.result_files(out))),
-        "notes": list(_NOTES),
+        "notes": [*_NOTES, *mixed_settings(results, TWIN)],
     }
 
 
