@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def processor() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+@cache
 def _commit() -> str | None:
+    # Asked once: what runs is what was loaded, whatever is checked out meanwhile.
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():  # installed, perhaps inside a repository of somebody else
         return None

@@ -221,6 +221,8 @@ def test_generation_draws_as_it_is_told() -> None:
     model = tiny()
     prompt = words(1, 3)
     greedy = generate(model, prompt, 12, temperature=0)
+    cold = generate(model, prompt, 12, temperature=1e-45, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(cold, greedy)
     with torch.no_grad():
         for place in range(3, 15):
             assert int(model(greedy[:, :place])[0, -1].argmax()) == int(greedy[0, place])

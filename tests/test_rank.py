@@ -11,6 +11,8 @@ def test_mean_ranks_count_from_the_highest_score_and_share_ties() -> None:
     assert mean_ranks([[0.9, 0.5, 0.7], [0.2, 0.4, 0.3]]) == [2.0, 2.0, 2.0]
     assert mean_ranks([[0.9, 0.9, 0.7, 0.1]]) == [1.5, 1.5, 3.0, 4.0]
     assert mean_ranks([[1, 1, 1]]) == [2.0, 2.0, 2.0]
+    # 75.25 of 90, added up in two orders.
+    assert mean_ranks([[0.836111111111111, 0.8361111111111111]]) == [1.5, 1.5]
 
 
 def test_mean_ranks_sum_to_the_same_whatever_the_ties() -> None:

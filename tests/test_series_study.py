@@ -281,6 +281,9 @@ def test_classify_what_does_not_fit_fails_clearly(done: tuple[Path, dict[str, An
     path.write_text("@classLabel false\n@data\n" + ":".join([",".join("1" * 31)] * 2))
     with pytest.raises(ValueError, match="must not be longer than the model's 30 steps, got 31"):
         classify(done[0], path)
+    path.write_text("@classLabel false\n@data\n" + ":".join(["3e38,-3e38,3e38"] * 2))
+    with pytest.raises(ValueError, match="series 1 must have values that add up, got too large ones"):
+        classify(done[0], path)
     with pytest.raises(ValueError, match="folder must hold a run of the time-series study"):
         classify(tmp_path, path)
 

@@ -147,6 +147,15 @@ def test_greedy_swaps_keep_to_their_budget_and_their_rate(queries: int) -> None:
     assert torch.equal(found.tokens, torch.where(found.where, CODER.unk, tokens))
 
 
+@pytest.mark.parametrize("context", [16, 64, 512])
+@pytest.mark.parametrize("share", [0.015, 0.2])
+def test_greedy_swaps_as_many_words_of_a_line_as_random(context: int, share: float) -> None:
+    tokens, line = TOKENS[:600], LINE[:600]
+    greedy = greedy_swap(tokens, CODER, Costs(), share=share, seed=3, context=context, queries=5)
+    random = random_swap(tokens, CODER, share=share, seed=3)
+    assert torch.equal(torch.bincount(line[greedy.where]), torch.bincount(line[random.where]))
+
+
 WRONG = [
     (lambda: random_swap(TOKENS, CODER, share=0.0, seed=0), "share must lie above 0 and up to 1, got 0.0"),
     (lambda: random_swap(TOKENS.float(), CODER, seed=0), r"tokens must be int64 \[N\], got torch.float32"),
