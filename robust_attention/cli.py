@@ -426,6 +426,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"robust-attention: {error}")
     except KeyboardInterrupt:
+        print("robust-attention: stopped; a study goes on when it is started again", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if type(error).__name__ == "Interrupted":  # by SIGTERM, with everything saved; imported late, like torch

@@ -2,6 +2,11 @@
 
 import errno
 import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +17,7 @@ import torch
 
 from robust_attention.study import store
 from robust_attention.study.grid import Cell, News, Tell, open_cells, run_grid, shard_of
+from robust_attention.training.fit import Interrupted
 
 CPU = torch.device("cpu")
 
@@ -152,3 +158,83 @@ def test_an_interrupt_stops_the_grid_and_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run("s", cells(3), stopping, tmp_path, device=CPU)
     assert [record["cell"] for record in store.read(store.result_files(tmp_path))] == ["a/0"]
+
+
+def dying(cell: Cell, folder: Path, device: torch.device, tell: Tell) -> dict[str, Any]:
+    if cell.config.number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(cell, folder, device, tell)
+
+
+def test_a_process_that_is_killed_loses_its_cell_alone(tmp_path: Path) -> None:
+    told: list[News] = []
+    assert run_grid("s", cells(4), dying, tmp_path, device=CPU, jobs=2, tell=told.append) == ["a/1"]
+    found = {r["cell"]: r for r in store.read(store.result_files(tmp_path))}
+    assert [found[f"a/{i}"]["status"] for i in range(4)] == ["done", "failed", "done", "done"]
+    assert found["a/1"]["error"] == "its process ended with exit code -9"
+    assert {news.cell for news in told if news.done == 1} == {f"a/{i}" for i in range(4)}
+
+
+SLOW = """
+import signal, sys, time
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[2])
+from test_grid import cells, lasting
+from robust_attention.study.grid import run_grid
+if __name__ == "__main__":
+    try:
+        run_grid("s", cells(3), lasting, Path(sys.argv[1]), device=torch.device("cpu"), jobs=2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def lasting(cell: Cell, folder: Path, device: torch.device, tell: Tell) -> dict[str, Any]:
+    """Trains until it is told to stop, as `fit` does."""
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pid").write_text(str(os.getpid()))
+    while not stopped:
+        time.sleep(0.02)
+    (folder / "saved").write_text("")
+    raise Interrupted(3, 9, folder)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc").is_dir() else True
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_grid(how: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    out = tmp_path / "out"
+    command = [sys.executable, str(tmp_path / "slow.py"), str(out), str(Path(__file__).parent)]
+    main = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 90
+        while len(list(out.glob("runs/a/*/pid"))) < 2:
+            assert time.monotonic() < deadline
+            assert main.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.2)
+        pids = [int(path.read_text()) for path in out.glob("runs/a/*/pid")]
+        main.send_signal(how)
+        assert main.wait(timeout=60) == (-9 if how == signal.SIGKILL else 130)
+        while any(is_running(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        main.kill()
+    assert len(list(out.glob("runs/a/*/saved"))) == (0 if how == signal.SIGKILL else 2)
+    assert len(list(out.glob("runs/a/*"))) == 2  # no third cell was begun
+
+
+def test_interrupted_survives_a_pipe() -> None:
+    error = pickle.loads(pickle.dumps(Interrupted(3, 9, Path("x"))))
+    assert (error.step, error.num_steps, error.folder) == (3, 9, Path("x"))

@@ -1,14 +1,11 @@
 """Run the cells of a study: in order, a few at once, or one shard of them on each machine of a cluster."""
 
 import os
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +14,7 @@ import torch
 from robust_attention._config import describe, digest
 from robust_attention._provenance import provenance
 from robust_attention.study import store
+from robust_attention.study.pool import side_by_side, stoppable
 from robust_attention.training.fit import Interrupted
 
 
@@ -90,61 +88,26 @@ def run_grid(
         if record["status"] == "failed":
             failed.append(cell.name)
 
-    if jobs == 1:
-        for cell in mine:
-            keep(cell, _one(study, cell, work, out, device, tell))
-        return failed
-    context = get_context("spawn")
-    news = context.SimpleQueue()  # whose put returns once the line is there: nothing is lost when a process ends
-    with _stoppable(), ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(news,)) as pool:
-        futures: dict[Future[dict[str, Any]], Cell] = {
-            pool.submit(_one_of_pool, study, cell, work, out, device): cell for cell in mine
-        }
-        try:
-            waiting = set(futures)
-            while waiting:
-                ended, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                _pass_on(news, tell)
-                for future in ended:
-                    keep(futures[future], future.result())
-        except BaseException:
-            # What runs saves itself on SIGTERM and goes on at the next start.
-            for process in list(pool._processes.values()):
-                process.terminate()
-            pool.shutdown(cancel_futures=True)
-            raise
+    with stoppable():
+        if jobs == 1:
+            for cell in mine:
+                keep(cell, _one(study, work, out, device, cell, tell))
+        else:
+            side_by_side(
+                mine,
+                partial(_one, study, work, out, device),
+                jobs,
+                tell=tell,
+                keep=keep,
+                lost=partial(_lost, study, device, tell),
+            )
     return failed
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM ends the pool as Ctrl-C does, instead of leaving its processes behind."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread: nobody to tell
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _one(study: str, cell: Cell, work: Work, out: Path, device: torch.device, tell: Tell) -> dict[str, Any]:
+def _one(study: str, work: Work, out: Path, device: torch.device, cell: Cell, tell: Tell) -> dict[str, Any]:
     """The line of one cell, whatever happens to it."""
     started = time.perf_counter()
-    record: dict[str, Any] = {
-        "study": study,
-        "cell": cell.name,
-        **cell.labels,
-        "digest": digest(cell.config),
-        "config": describe(cell.config),
-        **provenance(device),
-    }
+    record = _head(study, device, cell)
     try:
         record |= {"status": "done", **work(cell, out / "runs" / cell.name, device, tell)}
         tell(News(cell.name, "done", 1.0))
@@ -158,20 +121,19 @@ def _one(study: str, cell: Cell, work: Work, out: Path, device: torch.device, te
     return record | {"seconds": round(time.perf_counter() - started, 2)}
 
 
-_news: Any = None  # the queue of a process of the pool
+def _lost(study: str, device: torch.device, tell: Tell, cell: Cell, why: str) -> dict[str, Any]:
+    """The line of a cell whose process is gone."""
+    tell(News(cell.name, f"failed: {why}", 1.0))
+    return _head(study, device, cell) | {"status": "failed", "error": why, "seconds": 0.0}
 
 
-def _prepare(news: Any) -> None:
-    global _news  # noqa: PLW0603 - a pool gives its processes nothing else to remember by
-    _news = news
-    # Cells side by side use the cores better than threads inside one.
-    torch.set_num_threads(1)
-
-
-def _one_of_pool(study: str, cell: Cell, work: Work, out: Path, device: torch.device) -> dict[str, Any]:
-    return _one(study, cell, work, out, device, _news.put)
-
-
-def _pass_on(news: Any, tell: Tell) -> None:
-    while not news.empty():
-        tell(news.get())
+def _head(study: str, device: torch.device, cell: Cell) -> dict[str, Any]:
+    """What a line says whether or not its cell was done."""
+    return {
+        "study": study,
+        "cell": cell.name,
+        **cell.labels,
+        "digest": digest(cell.config),
+        "config": describe(cell.config),
+        **provenance(device),
+    }

@@ -35,6 +35,10 @@ class Interrupted(Exception):
         )
         self.step, self.num_steps, self.folder = step, num_steps, folder
 
+    def __reduce__(self) -> tuple[type, tuple[int, int, Path]]:
+        # By default an exception is unpickled from its text.
+        return type(self), (self.step, self.num_steps, self.folder)
+
 
 def fit(
     model: nn.Module,
