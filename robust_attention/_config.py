@@ -75,7 +75,7 @@ def _parsed(path: str, now: Any, value: Any, classes: Mapping[str, type]) -> Any
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            if now is not None:
+            if now is not None and not isinstance(now, tuple):
                 raise ValueError(f"{path} must be like {describe(now)!r}, got {value!r}") from None
     value = rebuild(value, classes)
     if now is None or value is None or is_dataclass(value):

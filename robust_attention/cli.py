@@ -90,6 +90,7 @@ def _study(name: str, first: str, scales: str) -> Callable[..., None]:
         list_: bool = False,
     ) -> None:
         from robust_attention.study.run import run_study
+        from robust_attention.study.store import result_files
         from robust_attention.study.studies import STUDIES
         from robust_attention.training.parallel import rank
 
@@ -109,7 +110,7 @@ def _study(name: str, first: str, scales: str) -> Callable[..., None]:
             list_only=list_,
         )
         try:
-            if not list_ and rank() == 0:
+            if not list_ and rank() == 0 and result_files(folder):  # a shard may have nothing to do
                 study_report(out=folder)
         finally:  # without a cell that is done there is no report, and this is what explains it
             if failed:

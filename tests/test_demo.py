@@ -127,10 +127,10 @@ def test_another_seed_gives_other_numbers() -> None:
 
 
 def test_a_failing_twin_is_named(tmp_path: Path) -> None:
-    cells = demo.demo_cells(settings={**TINY, "evaluation.shares": [2.0]})
+    cells = demo.demo_cells(settings={**TINY, "data.size": 12})
     with pytest.raises(ValueError, match=r"every cell must end, but digits/spkde/0.* failed"):
         demo.run(cells[:1], tmp_path, console(), jobs=1)
-    assert "share must lie between 0 and 1" in (tmp_path / "cells-1-of-1.jsonl").read_text()
+    assert "images must be floating-point" in (tmp_path / "cells-1-of-1.jsonl").read_text()
 
 
 def test_a_folder_that_takes_nothing_fails_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

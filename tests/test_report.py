@@ -84,10 +84,19 @@ def test_only_paired_seeds_are_compared() -> None:
     assert found.gain.mean == pytest.approx(0.25)
 
 
-def test_unequal_examples_fail_clearly() -> None:
-    lines = [line("vit", 0, [measured("clean", [1, 1])]), line("x", 0, [measured("clean", [1, 1, 1])])]
-    with pytest.raises(ValueError, match="equally many examples, got 3 and 2"):
-        report.table(Results(lines), "d", [CLEAN])
+def test_unequal_examples_are_not_paired_and_named() -> None:
+    lines = [line("vit", 0, [measured("clean", [1, 1])]), line("x", 0, [measured("clean", [1, 1, 1])], evaluation=3)]
+    results = Results(lines)
+    (_, row) = report.table(results, "d", [CLEAN])["rows"]
+    assert row["cells"]["clean"]["mean"] == 1
+    assert row["cells"]["clean"]["gain"] is None
+    assert report.mixed_settings(results, "vit") == ["‡ d/x was made with other settings of evaluation than its twin."]
+
+
+def test_no_image_wrong_is_no_certainty() -> None:
+    (row,) = report.table(Results([line("vit", 0, [measured("clean", [0] * 8)])]), "d", [CLEAN])["rows"]
+    assert row["cells"]["clean"]["low"] == 0
+    assert row["cells"]["clean"]["high"] == pytest.approx(0.3244, abs=1e-4)  # Wilson's for 0 of 8
 
 
 def test_p_values_are_corrected_over_the_table() -> None:

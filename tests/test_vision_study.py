@@ -171,6 +171,11 @@ def test_grids_of_every_scale() -> None:
         (("--set", "fit.epochs"), "--set must be field=value"),
         (("--set", "fit.epoch=3"), "no 'epoch'"),
         (("--seeds", "0"), "seeds must be a whole number"),
+        (("--set", "seed=7"), "seed is the grid's own"),
+        (("--set", "evaluation.kinds=rain"), "kinds must be one of"),
+        (("--set", "evaluation.shares=2.0"), "shares must lie above 0 and up to 1"),
+        (("--set", "evaluation.num_attacked=-3"), "num_attacked must be a whole number"),
+        (("--set", "data.num_train=-5"), "num_train must be a whole number"),
         (("--jobs", "0"), "jobs must be a whole number"),
     ],
 )

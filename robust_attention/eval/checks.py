@@ -143,9 +143,14 @@ def _is_pgd(label: str) -> bool:
 
 
 def survivors(results: list[Tensor]) -> Tensor:
-    """What is right after every one of some attacks, in each draw: `[draws, N]` for the images that all have tried."""
-    number = min(result.shape[1] for result in results)
-    return torch.stack([result[:, :number] for result in results]).all(dim=0)
+    """What is right after every attack that was tried on it, in each draw: `[draws, N]`.
+
+    Attacks that tried the first images only say nothing of the others.
+    """
+    survived = max(results, key=lambda result: result.shape[1]).clone()
+    for result in results:
+        survived[:, : result.shape[1]] &= result
+    return survived
 
 
 def checks_made(entries: list[Found]) -> list[str]:

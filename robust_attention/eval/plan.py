@@ -57,7 +57,8 @@ class AttackPlan:
     draws: int = 20
     """Fresh draws in which a random model is then asked."""
     costly_first: int | None = None
-    """Try SPSA and AutoAttack on the first so many images only; `all attacks` then stands on those. None: on all."""
+    """Try SPSA and AutoAttack on the first so many images only; the others count in `all attacks` by what was tried on
+    them. None: on all."""
     checks_first: int = 256
     """Images for the check at eps = 1 and for the checks of the gradient."""
 

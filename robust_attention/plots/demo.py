@@ -31,7 +31,7 @@ def draw(source: Path, path: Path) -> Path:
     for axis, kind in zip(above.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds, strict=True):
         _curves(axis, record, kind, names)
     above.axes[0].set_ylabel("right, %")
-    above.axes[-1].legend(frameon=False, loc="lower left")
+    above.axes[-1].legend(frameon=False, loc="upper right", ncols=2)
     share = record["weight_ratio"]["share"]
     below.suptitle(
         f"How much each patch counts (first layer): a digit with {share:.0%} of its patches overwritten",

@@ -141,12 +141,23 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def table_lines(report: dict[str, Any], table: dict[str, Any]) -> str:
-    head = ["", *table["columns"]]
+    head = ["", *(_head(table, column) for column in table["columns"])]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(table["columns"])]
     for row in table["rows"]:
         cells = [_cell(row["cells"].get(column), table.get("unit", "per cent")) for column in table["columns"]]
         lines.append(f"| {report['names'].get(row['row'], row['row'])} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _head(table: dict[str, Any], column: str) -> str:
+    """A column's name, and on how many examples it stands where these are fewer than elsewhere."""
+    numbers = {name: _largest(table, name) for name in table["columns"]}
+    few = numbers[column] and numbers[column] < max(numbers.values())
+    return f"{column} (n = {numbers[column]})" if few else column
+
+
+def _largest(table: dict[str, Any], column: str) -> int:
+    return max((row["cells"][column]["n"] for row in table["rows"] if column in row["cells"]), default=0)
 
 
 def _cell(cell: dict[str, Any] | None, unit: str) -> str:

@@ -100,7 +100,7 @@ def digits_smoke(seed: int, root: str = "") -> VisionConfig:
         seed=seed,
         data=DataConfig(name="digits", size=24),
         model=ViTConfig(image_size=24, patch_size=6, channels=1, num_classes=10, dim=64, depth=2, num_heads=2),
-        fit=FitConfig(epochs=10, batch_size=64, learning_rate=2e-3, weight_decay=0.05, warmup=0.1, clip=1.0),
+        fit=FitConfig(epochs=10, batch_size=64, learning_rate=2e-3, weight_decay=0.05, save_seconds=20.0),
         evaluation=Evaluation(
             corruptions=("gaussian_noise", "defocus_blur", "fog", "pixelate"),
             severities=(1, 3, 5),
@@ -200,7 +200,7 @@ def cifar10_laptop(seed: int, root: str) -> VisionConfig:
         base,
         data=replace(base.data, num_train=20_000),
         model=replace(base.model, dim=64, depth=3, num_heads=2, mlp_ratio=2.0),
-        fit=replace(base.fit, epochs=12, batch_size=128, learning_rate=2e-3, precision="float32"),
+        fit=replace(base.fit, epochs=12, batch_size=128, learning_rate=2e-3, precision="float32", save_seconds=60.0),
         evaluation=Evaluation(
             num_clean=2000,
             num_attacked=200,

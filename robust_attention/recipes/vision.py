@@ -1,16 +1,19 @@
 """What a cell of the vision study is: every setting of its data, its model, its training and its evaluation."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import robust_attention as ra
+from robust_attention import _checks
 from robust_attention.data.augment import Augment
 from robust_attention.data.contaminate import KINDS, Kind
+from robust_attention.data.corruptions import KINDS as CORRUPTION_KINDS
 from robust_attention.eval.adversarial import AttackPlan
 from robust_attention.models.config import ViTConfig
 from robust_attention.models.convnet import ConvNetConfig
 from robust_attention.training.fit import FitConfig
 
+Part = Literal["test", "validation"]
 ImageSet = Literal["digits", "cifar10", "tiny-imagenet", "imagenet"]
 
 
@@ -33,12 +36,21 @@ class DataConfig:
     cache: str = ""
     """Folder for decoded images, for sets that memory does not hold."""
 
+    def __post_init__(self) -> None:
+        _checks.one_of("name", self.name, get_args(ImageSet))
+        _checks.whole("size", self.size, least=1)
+        if self.num_train is not None:
+            _checks.whole("num_train", self.num_train, least=1)
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must lie from 0 to below 1, got {self.validation!r}; 0.1 holds out a tenth")
+        _checks.one_of("damaged", self.damaged, ("fail", "skip"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What is tried on a trained model."""
 
-    part: Literal["test", "validation"] = "test"
+    part: Part = "test"
     """The images it is tried on; choices between settings are made on validation images."""
     num_clean: int | None = None
     """Images for clean accuracy and contamination; None means all."""
@@ -60,6 +72,23 @@ class Evaluation:
     """Fresh draws that an accuracy of a random method averages over, where it is not attacked."""
     batch_size: int = 250
     """Images at a time; a random method draws once for each batch."""
+
+    def __post_init__(self) -> None:
+        _checks.one_of("part", self.part, get_args(Part))
+        for kind in self.kinds:
+            _checks.one_of("kinds", kind, KINDS)
+        for corruption in self.corruptions:
+            _checks.one_of("corruptions", corruption, CORRUPTION_KINDS)
+        for share in self.shares:
+            if not 0 < share <= 1:
+                raise ValueError(f"shares must lie above 0 and up to 1, got {share!r}; 0.1 is a tenth of the patches")
+        for severity in self.severities:
+            _checks.whole("severities", severity, least=1, most=5)
+        for name in ("num_clean", "num_corrupted", "num_attacked"):
+            if getattr(self, name) is not None:
+                _checks.whole(name, getattr(self, name), least=0 if name == "num_attacked" else 2)
+        for name in ("draws", "batch_size"):
+            _checks.whole(name, getattr(self, name), least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

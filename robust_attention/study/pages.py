@@ -61,8 +61,8 @@ _NOTES = (
     "† a sanity check failed for some seed; the row is not to be believed as it stands (the JSON lines name it).",
     "Methods that draw at random: the mean over fresh draws; then a row for the draw that the attacker knows, and one "
     "for images that are right in every one of several draws.",
-    "all attacks: images that survive every attack tried, each on its own; of those that every attack was tried on, "
-    "which may be fewer than in the other columns.",
+    "all attacks: images that survive every attack that was tried on them, each on its own; costly attacks are tried "
+    "on the first images only (n in a column's head), and say nothing of the others.",
     "eps is in units of images in [0, 1]; columns marked (paper) use the published tables' protocol instead.",
 )
 
@@ -212,7 +212,7 @@ def _conclusion(ours: Entry, paper_gain: float | None, row: str, column: Column)
     if ours.failed:
         return f"nothing: {', '.join(ours.failed)}"
     if ours.gain is None:
-        return "nothing: no twin of the same seed"
+        return "nothing: a single number" if ours.single else "nothing: no twin of the same seed and images"
     sign = verdict(ours.gain, ours.p, column)
     if ours.paired_seeds < 3:
         return f"{sign} over images of {ours.paired_seeds} seed(s): too few seeds to conclude"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from robust_attention.eval.measure import Measurement, unpack
 from robust_attention.eval.metrics import mce
-from robust_attention.eval.statistics import Estimate, holm, mean_interval, sign_flip_p
+from robust_attention.eval.statistics import Estimate, binomial_interval, holm, mean_interval, sign_flip_p
 from robust_attention.study import store
 
 LEVEL = 0.05
@@ -121,7 +121,7 @@ def about(results: Results) -> str:
     hardware = sorted({record["hardware"] for record in results.records})
     commits = sorted({str(record["commit"]) for record in results.records})
     return (
-        f"{len(results.records)} cells, {min(number)} to {max(number)} seeds a row, on {', '.join(hardware)}; "
+        f"{len(results.records)} cells, {_range(number)} seeds a row, on {', '.join(hardware)}; "
         f"commits {', '.join(commits)}."
     )
 
@@ -152,6 +152,11 @@ def _shared(record: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
 def failed_runs(records: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
     """Cells without a result, and why."""
     return [{"cell": r["cell"], "error": r["error"]} for r in records if r["status"] == "failed"]
@@ -162,12 +167,16 @@ def entry(results: Results, data: str, row: str, column: Column, twin: str) -> E
     found, other = results.of(data, row, column), results.of(data, twin, column)
     if not found:
         return None
-    both = sorted(set(found) & set(other))
+    # Cells of other settings may have other examples: they are not paired, and `mixed_settings` names them.
+    both = sorted(s for s in set(found) & set(other) if len(found[s].examples) == len(other[s].examples))
     failed = tuple(dict.fromkeys(name for m in found.values() for name in m.failed))
     rows = [result.examples for result in found.values()]
+    single = len(rows[0]) == 1
     gain, p = None, None
-    if row != twin and both and not (len(both) == 1 and len(rows[0]) == 1):
-        differences = [_minus(found[seed].examples, other[seed].examples) for seed in both]
+    if row != twin and both and not (len(both) == 1 and single):
+        differences = [
+            [a - b for a, b in zip(found[seed].examples, other[seed].examples, strict=True)] for seed in both
+        ]
         gain = mean_interval(differences)
         p = sign_flip_p([math.fsum(each) / len(both) for each in zip(*differences, strict=True)])
     number = next(iter(found.values())).n
@@ -177,7 +186,10 @@ def entry(results: Results, data: str, row: str, column: Column, twin: str) -> E
     estimate = Estimate(*(number + shift for number in estimate))
     if column.metric in SHARES:  # an interval of a share ends where shares do
         estimate = Estimate(estimate.mean, max(0.0, estimate.low), min(1.0, estimate.high))
-    return Entry(estimate, len(found), number, failed, gain, len(both), len(rows[0]) == 1, p)
+        if not single:  # no images wrong are no proof that none ever is: never narrower than Wilson's
+            low, high = binomial_interval(min(1.0, max(0.0, estimate.mean)), number)
+            estimate = Estimate(estimate.mean, min(estimate.low, low), max(estimate.high, high))
+    return Entry(estimate, len(found), number, failed, gain, len(both), single, p)
 
 
 def table(results: Results, data: str, columns: Sequence[Column], twin: str = "vit") -> dict[str, Any]:
@@ -289,14 +301,6 @@ def _errors(results: Results, data: str, row: str, seed: int, columns: list[Colu
             return None
         errors[str(found.settings["kind"])].append(1 - found.value)
     return {kind: math.fsum(values) / len(values) for kind, values in errors.items()}
-
-
-def _minus(left: list[float], right: list[float]) -> list[float]:
-    if len(left) != len(right):
-        raise ValueError(
-            f"paired cells must have equally many examples, got {len(left)} and {len(right)}; run one of them anew"
-        )
-    return [a - b for a, b in zip(left, right, strict=True)]
 
 
 def name_of(column: Column) -> str:

@@ -73,13 +73,16 @@ class Study:
         for name, choice, all_ in (("--data", data, recipes), ("--rows", rows, known)):
             if unknown := sorted(set(choice) - set(all_)):
                 raise ValueError(f"{name} must be of {', '.join(all_)}, got {', '.join(unknown)}; leave it out for all")
+        for path in settings or {}:
+            if path in ("seed", "row"):
+                raise ValueError(f"{path} is the grid's own, and cannot be set; choose with --seeds and --rows")
         of_row = {path: value for path, value in (settings or {}).items() if path.split(".")[0] in _OF_ROW}
         of_base = {path: value for path, value in (settings or {}).items() if path not in of_row}
         cells = []
-        for part in data or recipes:
+        for part in dict.fromkeys(data or recipes):
             for seed in range(self.seeds[scale] if seeds is None else seeds):
                 base = override(recipes[part](seed, root), of_base, self.classes())
-                for row in rows or self.rows:
+                for row in dict.fromkeys(rows or self.rows):
                     config = override(known[row][1](base), of_row, self.classes())
                     labels = {"data": part, "row": row, "seed": seed}
                     cells.append(Cell(name=f"{part}/{row}/{seed}", labels=labels, config=config))
@@ -142,6 +145,8 @@ def run_study(
     cells = study.cells(scale, root=root, data=data, rows=rows, seeds=seeds, settings=settings_of(changes, config))
     if scale != "smoke" and not root:
         raise ValueError(f"--root must be the folder that holds the data of scale {scale!r}, got none; name it")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a CUDA device, got none; choose cpu or auto")
     place = pick_device(None if device == "auto" else device)
     out = out or Path(f"out/{study.name}-{scale}")
     if list_only:
@@ -168,6 +173,8 @@ def settings_of(given: Sequence[str], file: Path | None) -> dict[str, Any]:
             read = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise ValueError(f"--config must be a TOML or JSON file, got {file} ({error}); mend the file") from error
+        if not isinstance(read, dict):
+            raise ValueError(f"--config must hold fields and their values, got {type(read).__name__} in {file}")
         found |= _flat(read)
     for part in given:
         path, sign, value = part.partition("=")

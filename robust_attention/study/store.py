@@ -36,7 +36,7 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
                 record = json.loads(line)
                 cell = record["cell"]
             except (ValueError, KeyError, TypeError):
-                warnings.warn(f"{path}:{number} is no whole line of results and is left out", stacklevel=2)
+                warnings.warn(f"{path}:{number} is no whole line of results and is left out", stacklevel=1)
                 continue
             # A cell that was done stays done, whatever a later try of it met.
             if cell not in cells or record["status"] == "done" or cells[cell]["status"] != "done":
