@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from robust_attention import _checks
 from robust_attention._seeds import mix
+from robust_attention.models._blocks import given_to, one_for_each
 from robust_attention.models._next_word import next_word_losses
 from robust_attention.models.vit import Projected
 from robust_attention.nn import Attention
@@ -120,12 +121,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: LMConfig, method: Method | Sequence[Method]) -> None:
         super().__init__()
-        methods = [method] * config.depth if isinstance(method, Method) else list(method)
-        if len(methods) != config.depth:
-            raise ValueError(
-                f"method must be one method, or one for each of the {config.depth} blocks, got {len(methods)}; "
-                "repeat or drop some"
-            )
+        methods = one_for_each(method, config.depth)
         self.config = config
         # PyTorch's layers draw weights from the global stream as they are made; ours are drawn anew below.
         with torch.random.fork_rng(devices=[]):
@@ -209,17 +205,8 @@ class LanguageModel(nn.Module):
 
     def projections(self, tokens: Tensor) -> list[Projected]:
         """The queries, keys and values that each block's attention sees, for looking at the weights they get."""
-        seen: list[Projected] = []
-        hooks = [
-            attention.attend.register_forward_pre_hook(lambda _, given: seen.append(Projected(*given[:3])))
-            for attention in self.attentions
-        ]
-        try:
-            self.hidden(self.embedded(tokens))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return seen
+        attends = (attention.attend for attention in self.attentions)
+        return [Projected(*given[:3]) for given in given_to(attends, lambda: self.hidden(self.embedded(tokens)))]
 
     def check_range(self, tokens: Tensor) -> None:
         """Refuse tokens that are no words of the model; on a GPU it waits for them."""

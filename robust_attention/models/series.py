@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from robust_attention import _checks
 from robust_attention._seeds import mix
+from robust_attention.models._blocks import given_to, one_for_each
 from robust_attention.nn import Attention
 from robust_attention.ops import Method
 
@@ -111,12 +112,7 @@ class SeriesTransformer(nn.Module):
 
     def __init__(self, config: SeriesTransformerConfig, method: Method | Sequence[Method]) -> None:
         super().__init__()
-        methods = [method] * config.depth if isinstance(method, Method) else list(method)
-        if len(methods) != config.depth:
-            raise ValueError(
-                f"method must be one method, or one for each of the {config.depth} blocks, got {len(methods)}; "
-                "repeat or drop some"
-            )
+        methods = one_for_each(method, config.depth)
         self.config = config
         # PyTorch's layers draw weights from the global stream as they are made; ours are drawn anew below.
         with torch.random.fork_rng(devices=[]):
@@ -173,18 +169,8 @@ class SeriesTransformer(nn.Module):
 
     def projections(self, series: Tensor, mask: Tensor | None = None) -> list[Seen]:
         """What each block's attention sees, for looking at the weights that steps get."""
-        seen: list[Seen] = []
-
-        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen.append(Seen(*given[:4]))
-
-        hooks = [attention.attend.register_forward_pre_hook(see) for attention in self.attentions]
-        try:
-            self(series, mask)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return seen
+        seen = given_to((attention.attend for attention in self.attentions), lambda: self(series, mask))
+        return [Seen(*given[:4]) for given in seen]
 
     @torch.no_grad()
     def init_weights(self, generator: Generator) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robust_attention._seeds import mix
+from robust_attention.models._blocks import given_to, one_for_each
 from robust_attention.models.config import ViTConfig
 from robust_attention.nn import Attention
 from robust_attention.ops import Method
@@ -104,12 +105,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig, method: Method | Sequence[Method]) -> None:
         super().__init__()
-        methods = [method] * config.depth if isinstance(method, Method) else list(method)
-        if len(methods) != config.depth:
-            raise ValueError(
-                f"method must be one method, or one for each of the {config.depth} blocks, got {len(methods)}; "
-                "repeat or drop some"
-            )
+        methods = one_for_each(method, config.depth)
         self.config = config
         # PyTorch's layers draw weights from the global stream as they are made; ours are drawn anew below.
         with torch.random.fork_rng(devices=[]):
@@ -183,18 +179,8 @@ class ViT(nn.Module):
 
     def projections(self, images: Tensor) -> list[Projected]:
         """The queries, keys and values that each block's attention sees, for looking at the weights they get."""
-        seen: list[Projected] = []
-
-        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen.append(Projected(*given[:3]))
-
-        hooks = [attention.attend.register_forward_pre_hook(see) for attention in self.attentions]
-        try:
-            self(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return seen
+        seen = given_to((attention.attend for attention in self.attentions), lambda: self(images))
+        return [Projected(*given[:3]) for given in seen]
 
     @torch.no_grad()
     def init_weights(self, generator: Generator) -> None:
