@@ -11,8 +11,8 @@ def markdown(report: dict[str, Any]) -> str:
     parts = [f"# {report['title']}\n", report["about"], ""]
     for data, part in report["data"].items():
         parts.append(f"## {data}\n\n{part['n']} test cases: one case is {100 * part['one_case']:.2f} points.\n")
-        for table in part["tables"].values():
-            parts += [table_lines(report, table), ""]
+        for name, table in part["tables"].items():
+            parts += [f"### {name}\n", table_lines(report, table), ""]
         if part["pairs"]:
             parts += [_pairs(part["pairs"], names), ""]
     for ranks in report["ranks"]:

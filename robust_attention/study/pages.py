@@ -27,6 +27,7 @@ from robust_attention.study.report import (
 from robust_attention.study.studies import VISION
 
 TWIN = "vit"
+KERNEL, KERNEL_TABLE = "kde", "Contaminated patches, compared with KDE: what robust weights add to their kernel"
 ALL = "all attacks"
 CLEAN = Column("accuracy", "clean")
 
@@ -56,8 +57,9 @@ def vision_report(out: Path) -> dict[str, Any]:
 
 _NOTES = (
     "Per cent, mean over seeds ± half a 95 % interval over seeds and images; mCE in per cent of the softmax twin's.",
-    "▲ better, ▼ worse than the softmax twin of equal seeds: both the paired sign-flip test over images "
-    "(Holm-corrected over the table) and the interval over seeds and images say so. Unmarked: no difference detected.",
+    "▲ better, ▼ worse than the softmax twin (KDE, where a table says so) of equal seeds: both the paired sign-flip "
+    "test over images (Holm-corrected over the table) and the interval over seeds and images say so. Unmarked: no "
+    "difference detected.",
     "† a sanity check failed for some seed; the row is not to be believed as it stands (the JSON lines name it).",
     "Methods that draw at random: the mean over fresh draws; then a row for the draw that the attacker knows, and one "
     "for images that are right in every one of several draws.",
@@ -87,6 +89,11 @@ def _of_data(results: Results, data: str) -> dict[str, Any]:
         "Attacks, published protocol": table(results, data, published, TWIN),
         "Attacks, top 5": table(results, data, top5, TWIN),
         "Contaminated patches": table(results, data, [CLEAN, *shares, CONTAMINATION], TWIN),
+        **(
+            {KERNEL_TABLE: table(results, data, [CLEAN, *shares, CONTAMINATION], KERNEL)}
+            if shares and KERNEL in results.rows(data)
+            else {}
+        ),
         "Corruptions": table(results, data, [CLEAN, CORRUPTION, MCE], TWIN),
     }
     return {

@@ -28,6 +28,7 @@ from robust_attention.study.report import (
 from robust_attention.study.series import BEST_ON_TEST
 
 TWIN = "transformer"
+KERNEL, KERNEL_TABLE = "kde", "Compared with KDE: what robust weights add to their kernel"
 CLEAN = Column("accuracy", "clean")
 BEST = Column(BEST_ON_TEST, "clean")
 FEW_SEEDS = 3
@@ -53,8 +54,9 @@ def series_report(out: Path) -> dict[str, Any]:
 _NOTES = (
     "Per cent, mean over seeds ± half a 95 % interval over seeds and series. The epoch is chosen on validation series; "
     f'"{BEST_ON_TEST}" is what published tables print, and flatters.',
-    "▲ better, ▼ worse than the softmax twin of equal seeds: both the paired sign-flip test over series "
-    "(Holm-corrected over the table) and the interval over seeds and series say so. Unmarked: no difference detected.",
+    "▲ better, ▼ worse than the row that the table compares with, at equal seeds: both the paired sign-flip test over "
+    "series (Holm-corrected over the table) and the interval over seeds and series say so. Unmarked: no difference "
+    "detected.",
     "McNemar: series that one of the two gets right in more of the seeds that both have, by an exact test, "
     "Holm-corrected over the problem. With one seed it is McNemar's test as it is known.",
     "A gain below one case, given for every problem, is no gain of any series at all in a single run.",
@@ -70,7 +72,10 @@ def _of_problem(results: Results, data: str) -> dict[str, Any]:
     return {
         "n": first.n,
         "one_case": 1 / first.n,
-        "tables": {"Accuracy": table(results, data, columns, TWIN)},
+        "tables": {
+            "Compared with the softmax twin": table(results, data, columns, TWIN),
+            **({KERNEL_TABLE: table(results, data, columns, KERNEL)} if KERNEL in results.rows(data) else {}),
+        },
         "pairs": _pairs(results, data),
         "eps_curves": {},
         "share_curves": _curves(results, data, shares),
