@@ -325,7 +325,7 @@ def test_report_is_written_by_the_command(out: Path) -> None:
         assert f"| {LANGUAGE.labels[row]} |" in table
     (clean,) = (m for m in records(out)["kde"]["measurements"] if m["condition"] == "clean test")
     assert "| Transformer-KDE | " in table
-    assert f"{clean['value']:.3f} ±" in table
+    assert f"{clean['value']:.3f}\u00a0±" in table
     assert f"| Transformer-KDE: clean test |  |  | {math.exp(clean['value']):.2f} (1 seeds) |" in ledger
     assert "Swapped were: generated, swap 1.5% valid:" in table
     assert "‡" not in table

@@ -42,21 +42,26 @@ def _curves(report: dict[str, Any], data: str, curves: dict[str, Any], label: st
     """One panel for each attack or kind: a line a row, with its interval."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, len(curves), figsize=(4.2 * len(curves), 4.4), sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis, (kind, rows) in zip(axes[0], curves.items(), strict=True):
+    columns = len(curves) if len(curves) <= 3 else 2 if len(curves) == 4 else 3
+    lines = -(-len(curves) // columns)
+    size = (4.2 * columns, 1 + 3.4 * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(curves) :]:
+        axis.set_visible(False)
+    for axis, (kind, rows) in zip(axes.flat, curves.items(), strict=False):
         for row, points in rows.items():
             x = [point["x"] for point in points]
             y = [100 * point["mean"] for point in points]
             errors = [[100 * (p["mean"] - p["low"]) for p in points], [100 * (p["high"] - p["mean"]) for p in points]]
             axis.errorbar(x, y, errors, **_style(report, row), lw=1.6, ms=4, elinewidth=0.7, capsize=2)
+        axis.set_xticks(sorted({point["x"] for points in rows.values() for point in points}))
         axis.set_title(kind)
         axis.set_xlabel(label)
         _tidy(axis)
-    axes[0][0].set_ylabel("right, %")
+    for line in axes:
+        line[0].set_ylabel("right, %")
     handles, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(handles, names, loc="outside lower center", ncols=3 if columns == 2 else 5, frameon=False, fontsize=9)
     over = report["labels"]["examples"]
     figure.suptitle(f"{data}: mean over seeds, 95 % interval over seeds and {over}", fontsize=12)
     return _save(figure, path)
@@ -166,7 +171,8 @@ def _cell(cell: dict[str, Any] | None, unit: str) -> str:
         return ""
     scale, digits = (100, 1) if unit == "per cent" else (1, 3)
     marks = {"better": " ▲", "worse": " ▼"}.get(cell["verdict"] or "", "") + (" †" if cell["failed"] else "")
-    half = "" if cell["low"] is None else f" ± {scale * (cell['high'] - cell['low']) / 2:.{digits}f}"
+    # No-break spaces: a number and its interval stay on one line of a narrow column.
+    half = "" if cell["low"] is None else f"\u00a0±\u00a0{scale * (cell['high'] - cell['low']) / 2:.{digits}f}"
     return f"{scale * cell['mean']:.{digits}f}{half}{marks}"
 
 
