@@ -10,9 +10,11 @@ more processes adds in another order and is not bitwise the same. Both are promi
 weights are spread over the processes; files hold them whole.
 """
 
+import atexit
 import copy
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,7 +143,17 @@ def connect(device: torch.device | str | None = None) -> bool:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    atexit.register(_part)
     return True
+
+
+def _part() -> None:
+    """Part in order at the end of the program: threads of gloo that are still running then may abort it.
+
+    Not after an error: parting could wait for a process that is gone.
+    """
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
 
 
 @contextmanager
