@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+from toys import taught
 
 from robust_attention.attacks._gradient import Logits, Loss, loss_gradient, losses
 from robust_attention.attacks.fgsm import fgsm
@@ -222,16 +223,8 @@ def trained(classes: int = 4, channels: int = 1) -> tuple[nn.Sequential, Tensor,
     noise = torch.randn(600, channels, 4, 4, generator=seeded(8))
     images = (patterns[labels] + 0.35 * noise).clamp(0, 1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(channels * 16, 32), nn.Tanh(), nn.Linear(32, classes))
-    with torch.no_grad():
-        for place, parameter in enumerate(model.parameters()):
-            parameter.normal_(std=0.2, generator=seeded(place))
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[:400]), labels[:400]).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model.eval(), images[400:], labels[400:]
+    taught(model, images[:400], labels[:400], std=0.2, rate=0.02, steps=60)
+    return model, images[400:], labels[400:]
 
 
 def accuracy(model: Logits, images: Tensor, labels: Tensor) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional as F
+from toys import taught
 
 from robust_attention.attacks.auto import AutoAttacked, autoattack
 from robust_attention.attacks.pgd import pgd
@@ -27,16 +27,8 @@ def problem(classes: int = 10, channels: int = 1) -> tuple[nn.Sequential, Tensor
     patterns, labels = torch.rand(classes, channels, 4, 4, generator=seeded(7)), torch.arange(440) % classes
     images = (patterns[labels] + 0.25 * torch.randn(440, channels, 4, 4, generator=seeded(8))).clamp(0, 1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(channels * 16, 32), nn.Tanh(), nn.Linear(32, classes))
-    with torch.no_grad():
-        for place, parameter in enumerate(model.parameters()):
-            parameter.normal_(std=0.2, generator=seeded(place))
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[:400]), labels[:400]).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model.eval(), images[400:], labels[400:]
+    taught(model, images[:400], labels[:400], std=0.2, rate=0.02, steps=60)
+    return model, images[400:], labels[400:]
 
 
 def run(model: Any, images: Tensor, labels: Tensor, **settings: Any) -> AutoAttacked:

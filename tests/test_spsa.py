@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional as F
+from toys import taught
 
 from robust_attention.attacks._gradient import Logits, losses
 from robust_attention.attacks.pgd import pgd
@@ -23,16 +23,8 @@ def problem(number: int = 150) -> tuple[nn.Sequential, Tensor, Tensor]:
     patterns, labels = torch.rand(4, 1, 8, 8, generator=seeded(7)), torch.arange(400 + number) % 4
     images = (patterns[labels] + 0.5 * torch.randn(len(labels), 1, 8, 8, generator=seeded(8))).clamp(0, 1)
     model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(384, 4))
-    with torch.no_grad():
-        for place, parameter in enumerate(model.parameters()):
-            parameter.normal_(std=0.1, generator=seeded(place))
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for _ in range(40):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[:400]), labels[:400]).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model.eval(), images[400:], labels[400:]
+    taught(model, images[:400], labels[:400], std=0.1, rate=0.01, steps=40)
+    return model, images[400:], labels[400:]
 
 
 def accuracy(model: Logits, images: Tensor, labels: Tensor) -> float:

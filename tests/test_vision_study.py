@@ -123,7 +123,7 @@ def test_a_trained_model_loads_and_answers_as_measured(out: Path) -> None:
         right = model(test.read(indices).float() / 255).argmax(1) == test.labels[indices]
     (clean,) = (m for m in record["measurements"] if m["condition"] == "clean" and m["metric"] == "accuracy")
     assert right.float().mean().item() == pytest.approx(clean["value"])
-    with pytest.raises(ValueError, match="folder must hold a run of a study"):
+    with pytest.raises(ValueError, match="folder must hold a run of the vision study"):
         load_model(out)
 
 

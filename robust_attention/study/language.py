@@ -196,7 +196,7 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Loaded
     except OSError as error:
         raise ValueError(
             f"folder must hold a run of the language study, got {folder} ({error.strerror}); "
-            "pass out/language/runs/DATA/ROW/SEED"
+            "pass out/language-SCALE/runs/DATA/ROW/SEED"
         ) from error
     config: LanguageConfig = rebuild(record, classes())
     model = build(config)

@@ -217,7 +217,8 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> nn.Mod
         record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
-            f"folder must hold a run of a study, got {folder} ({error.strerror}); pass out/vision/runs/DATA/ROW/SEED"
+            f"folder must hold a run of the vision study, got {folder} ({error.strerror}); "
+            "pass out/vision-SCALE/runs/DATA/ROW/SEED"
         ) from error
     model = build(rebuild(record, classes()))
     load_weights(model, folder)
